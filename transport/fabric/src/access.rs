@@ -4,10 +4,10 @@ use std::io;
 
 use crate::proc_file;
 
-/// The processes on this host with which memory may be shared, by their effective user
-/// (SO_PEERCRED, unix(7)).
+/// The processes on this host with which memory may be shared. The effective user of a process
+/// decides (SO_PEERCRED, unix(7)).
 ///
-/// Both the accepting and the connecting side check this.
+/// Both the accepting and the connecting side check the peer's user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ShmAccess {
@@ -32,8 +32,8 @@ impl ShmAccess {
     }
 }
 
-/// The processes on this host to which send memory is lent. Each maps the memory of its connection
-/// read-only, and reads messages where the sender has them.
+/// The processes on this host to which send memory is lent. Each such process maps the memory of
+/// its connection read-only, and reads messages in the sender's memory.
 ///
 /// Such a process can at any time see what the sender writes to buffers of that connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,34 +43,34 @@ pub enum Lending {
     #[default]
     Off,
     /// Processes of this process's effective user in its PID namespace, which the handshake
-    /// confirms (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
-    /// system forbids that. Other processes of this user, for example in another container of a
-    /// pod, get copies.
+    /// confirms (pidfd_open(2)). Such processes could read this process's memory in other ways
+    /// (ptrace(2)), unless the system forbids that. Other processes of this user, for example in
+    /// another container of a pod, get copies.
     SameUser,
-    /// Like [`SameUser`](Self::SameUser), and also lets a message be lent on, once: a proxy with
-    /// this setting passes on lent bytes without a copy. Both the sender and the proxy must choose
-    /// this, because the last reader maps whole files: **it sees everything that the sender lends
-    /// to the proxy**, whether the proxy sends it on or not.
+    /// Like [`SameUser`](Self::SameUser), but a message may also be lent on once: a proxy with this
+    /// setting passes on lent bytes without a copy. Both the sender and the proxy must choose this
+    /// setting, because the last reader maps whole files. **The last reader sees everything that
+    /// the sender lends to the proxy**, even bytes that the proxy does not send on.
     SameUserOnward,
-    /// This process, whatever its user. All others get copies, even after it has ended. Use this
-    /// for memory that holds only data meant for that process. Needs Linux 6.5 for a process of
-    /// another user.
+    /// The given process, whatever its user. All other processes get copies, even after the given
+    /// process has ended. Use this setting for memory that holds only data for that process. Needs
+    /// Linux 6.5 for a process of another user.
     OneProcess(HostProcess),
 }
 
 /// A process on this host, identified by its number and its start time. A later process with the
-/// same number is another one.
+/// same number is a different process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostProcess {
     pub(crate) pid: u32,
-    /// Its start time, in clock ticks since the system started.
+    /// The start time of the process, in clock ticks since the system started.
     pub(crate) start: u64,
 }
 
 impl HostProcess {
-    /// Returns the process that now has this number in this process's PID namespace. It is
-    /// certainly the intended one only if that cannot have ended since its number was learnt, for
-    /// example because it is a child that was not waited for.
+    /// Returns the process that now has this number in this process's PID namespace. The result is
+    /// certainly the intended process only if that process cannot have ended since the caller
+    /// learnt its number. A child that was not waited for is an example.
     ///
     /// # Errors
     /// `NotFound` if there is no such process, or /proc does not show it.
@@ -82,8 +82,8 @@ impl HostProcess {
         start_of(pid).map(|start| HostProcess { pid, start }).ok_or_else(unknown)
     }
 
-    /// Returns the process of a pidfd (pidfd_open(2)). It is always the intended one, even if
-    /// processes end and begin during the call.
+    /// Returns the process of a pidfd (pidfd_open(2)). The result is always the intended process,
+    /// even if processes end and begin during the call.
     ///
     /// # Errors
     /// Those of [`by_pid`](Self::by_pid), and `InvalidInput` if the descriptor is no pidfd.
@@ -95,11 +95,13 @@ impl HostProcess {
             let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
             let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
             let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "this is no pidfd");
-            // -1 means that the process has ended, 0 that it has no number here.
+            // -1 means that the process has ended. 0 means that the process has no number in this
+            // namespace.
             Ok(pid.ok_or_else(invalid)?.trim().parse().unwrap_or(0))
         };
         let process = HostProcess::by_pid(number()?)?;
-        // The process had this number before and after the start time was read, so that is its own.
+        // The process had this number before and after the start time was read, so the start time
+        // belongs to this process.
         match number()? == process.pid {
             true => Ok(process),
             false => Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended")),

@@ -1,4 +1,4 @@
-//! Addresses of listeners and of the ends of links.
+//! The addresses of listeners and of both ends of a link.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ pub enum Addr {
     Ip(SocketAddr),
     /// A listener for shared memory on this host.
     Shm(ShmAddr),
-    /// An end of a shared-memory link, by its process id.
+    /// An end of a shared-memory link, identified by its process id.
     Process(u32),
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct LocalNetwork {
     pub(crate) ip: IpAddr,
     /// Length of the network's prefix, in bits.
     pub(crate) prefix: u8,
-    /// The interface has a carrier.
+    /// Whether the interface has a carrier.
     pub(crate) running: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn is_reachable(ip: &IpAddr) -> bool {
 }
 
 impl Addr {
-    /// The IP address, if it is one.
+    /// The IP address, or `None` for an address of another kind.
     pub fn ip(&self) -> Option<SocketAddr> {
         match self {
             Addr::Ip(addr) => Some(*addr),
@@ -56,7 +56,7 @@ impl Addr {
         }
     }
 
-    /// The name of the socket, if it is a shared-memory listener.
+    /// The name of a shared-memory listener, or `None` for an address of another kind.
     pub fn shm(&self) -> Option<&ShmAddr> {
         match self {
             Addr::Shm(addr) => Some(addr),

@@ -1,12 +1,12 @@
 //! The control block of a connection: RECV ring, SEND slots and staging, with slots that are added
 //! and removed with the load. The crate docs describe its layout.
 //!
-//! The SEND slots of a busy connection lie in separate memory, and replace those next to the RECV
-//! ring, so that all slots in use are one range.
+//! The SEND slots of a busy connection lie in separate memory, and replace the SEND slots next to
+//! the RECV ring, so that all slots in use are one range.
 //!
-//! The RECVs of the ring may be shorter than the extra ones. If so, they are left out while extra
-//! ones are posted: RECVs are filled in turn, so otherwise no message could be longer than the
-//! shortest.
+//! The RECVs of the ring may be shorter than the extra RECVs. If so, the RECVs of the ring are left
+//! out while extra RECVs are posted. Messages fill RECVs in turn, so otherwise no message could be
+//! longer than the shortest RECV.
 //!
 //! | a RECV slot that is | becomes | by |
 //! |---|---|---|
@@ -30,7 +30,7 @@ use crate::link_config::LinkConfig;
 /// The state of a RECV slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
-    /// The device may write into it.
+    /// The device may write into the slot.
     Posted,
     /// Holds a message of this many bytes, for the driver to read.
     Held(u32),
@@ -47,9 +47,9 @@ struct ExtraSlots {
     lkey: u32,
     /// Number of slots in this memory.
     slots: u32,
-    /// Whether its slots are no longer posted again.
+    /// Whether the slots in this memory are being removed, so that they are not posted again.
     retiring: bool,
-    /// Number of these slots that are absent.
+    /// Number of extra slots that are absent.
     absent: u32,
     /// Keeps the memory.
     _buf: PinnedBuf,
@@ -78,7 +78,7 @@ pub(crate) struct ControlBlock {
     /// Number of SEND slots at rest, and when busy.
     sends: (u32, u32),
     slot_size: u32,
-    /// Number of slots in the RECV ring. Later slots are extra ones.
+    /// Number of slots in the RECV ring. Later slots are extra slots.
     ring: u32,
     ring_size: u32,
     slots: Vec<Slot>,
@@ -187,10 +187,11 @@ impl ControlBlock {
         if slot < self.ring { self.ring_size } else { self.slot_size }
     }
 
-    /// Leases memory for the extra RECV slots, or stops removing those that have some. Returns the
-    /// slots with memory, so that the caller revives those that are absent. If the pool cannot
-    /// spare memory for all, leases a quarter of them, or as many as the ring has if that is more,
-    /// or none.
+    /// Leases memory for the extra RECV slots, or stops removing extra slots that have memory.
+    /// Returns the slots with memory, so that the caller can revive the absent slots among them. If
+    /// the pool cannot spare memory for all extra slots, leases memory for a quarter of them, or
+    /// for as many as the ring has if that is more. If even this is too much for the pool, leases
+    /// nothing.
     #[inline]
     pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32 - self.ring);
@@ -223,8 +224,8 @@ impl ControlBlock {
         })
     }
 
-    /// Makes an absent slot a held one, to be posted. Returns false if the slot is not absent, or
-    /// has no memory.
+    /// Turns an absent slot into a held one, so that it can be posted. Returns false if the slot is
+    /// not absent, or has no memory.
     #[inline]
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
@@ -344,8 +345,8 @@ impl ControlBlock {
         }
     }
 
-    /// Records that a slot is given to the device. Returns false if the device has it already, or
-    /// if it does not exist.
+    /// Records that a slot is given to the device. Returns false if the device already has the
+    /// slot, or if the slot does not exist.
     #[inline]
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 pub struct LocalAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Length of its network's prefix, in bits.
+    /// Length of the network prefix, in bits.
     pub prefix: u8,
     /// Whether the interface has a carrier.
     pub running: bool,
@@ -52,7 +52,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Whether it is iWARP.
+    /// Whether the transport is iWARP.
     pub fn is_iwarp(self) -> bool {
         self == Transport::IWarp
     }
@@ -79,7 +79,7 @@ pub enum LinkLayer {
     InfiniBand,
     /// RoCE or iWARP over Ethernet.
     Ethernet,
-    /// The device did not report it, as some iWARP devices do not.
+    /// The device did not report its link layer. Some iWARP devices never report it.
     Unspecified,
 }
 
@@ -149,9 +149,11 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// The device's ports, in the order of their numbers.
     pub ports: Vec<PortInfo>,
-    /// This host's IP addresses that rdma_cm finds on the device, which cannot be used without one.
+    /// This host's IP addresses that rdma_cm finds on the device. A device without an address
+    /// cannot be used.
     pub addresses: Vec<IpAddr>,
-    /// The errno with which this process failed to open the device. Only the name is known then.
+    /// The errno with which this process failed to open the device. If it is set, only the name is
+    /// known.
     pub unopened: Option<i32>,
 }
 

@@ -1,8 +1,8 @@
-//! Errors: whose fault, which verb, and what to do.
+//! The errors of this crate. They say whose fault it is, which verb failed, and what to do.
 //!
 //! | error | what happened |
 //! |---|---|
-//! | [`FabricError`] | a device of this host cannot be used, or not for what was asked |
+//! | [`FabricError`] | a device of this host cannot be used, at all or for the given purpose |
 //! | [`ConnectError`] | a connection was not established |
 //! | [`LinkError`] | an established connection has ended, or was [misused](LinkError::Misuse) |
 //!
@@ -52,7 +52,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// A device cannot be used, or not for the given purpose.
+/// A device cannot be used at all, or cannot be used for the given purpose.
 ///
 /// The fault is this host's, except for [`NoSuchDevice`](FabricError::NoSuchDevice),
 /// [`NotOnRdma`](FabricError::NotOnRdma), [`AddressInUse`](FabricError::AddressInUse) and
@@ -75,7 +75,7 @@ pub enum FabricError {
         /// The dynamic linker's message.
         dlerror: String,
     },
-    /// An installed library lacks a function. It is too old, or not rdma-core's.
+    /// An installed library lacks a function. The library is too old, or it is not rdma-core's.
     #[error(
         "{library} has no function {function}: {dlerror}; install rdma-core 22 or newer, and look for a library of this name in LD_LIBRARY_PATH"
     )]
@@ -84,7 +84,7 @@ pub enum FabricError {
         library: &'static str,
         /// The missing function.
         function: &'static str,
-        /// The dynamic linker's message, with the file that it has opened.
+        /// The dynamic linker's message, with the file that the linker has opened.
         dlerror: String,
     },
     /// This host has no RDMA device.
@@ -125,7 +125,7 @@ pub enum FabricError {
         device: String,
     },
     /// The device has no IP address on this host, because it has no network interface. IPoIB makes
-    /// one.
+    /// such an interface.
     #[error(
         "no IP address of this host lies on InfiniBand device {device}, which has no network interface: load IPoIB (modprobe ib_ipoib), and give the interface that it makes an address"
     )]
@@ -133,7 +133,8 @@ pub enum FabricError {
         /// Name of the device.
         device: String,
     },
-    /// The device has no reliable connections, so the connection manager does not serve it either.
+    /// The device does not support reliable connections, so the connection manager does not serve
+    /// it.
     #[error(
         "RDMA device {device} has no reliable connections (RC queue pairs), which calls need, as AWS EFA has none: an address does not help"
     )]
@@ -202,8 +203,8 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// RDMA belongs to a parent of this process, which used it before it forked. The connection
-    /// manager knows only one process for each device.
+    /// A parent of this process used RDMA before it forked, so RDMA belongs to that parent. The
+    /// connection manager knows only one process for each device.
     #[error(
         "RDMA belongs to the parent of this process, which has used it before fork(2): fork first, or execute a program"
     )]
@@ -257,8 +258,8 @@ impl fmt::Display for ConnectStep {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer did not answer in time. Either it does not run or is overloaded, or the network
-    /// loses packets.
+    /// The peer did not answer in time. Either the peer does not run, the peer is overloaded, or
+    /// the network loses packets.
     #[error("{} to {addr} timed out after {} ms while {step}", addr.connection(), after.as_millis())]
     Timeout {
         /// The peer.
@@ -278,8 +279,8 @@ pub enum ConnectError {
         /// How the connection ended.
         source: Box<LinkError>,
     },
-    /// No route leads to the address, or it does not answer address resolution. The network or the
-    /// given address is at fault.
+    /// No route leads to the address, or the address does not answer address resolution. The
+    /// network or the given address is at fault.
     #[error("no RDMA route to {addr} ({step}: {source})")]
     NoRoute {
         /// The peer.
@@ -296,8 +297,8 @@ pub enum ConnectError {
         /// The peer.
         addr: Addr,
     },
-    /// The route to the address leaves through another device than the one to be used. This host's
-    /// routing or the caller's choice of device is at fault.
+    /// The route to the address does not leave through the device to be used. This host's routing
+    /// or the caller's choice of device is at fault.
     #[error("the route to {addr} leaves through RDMA device {routed}, not {wanted}")]
     OtherDevice {
         /// The peer.
@@ -330,7 +331,8 @@ pub enum ConnectError {
         /// Why.
         reason: RejectReason,
     },
-    /// The connect request failed. The peer may be no RDMA listener. `source` says more.
+    /// The connect request failed. Perhaps the peer is not an RDMA listener. `source` gives the
+    /// cause.
     #[error("the {} to {addr} failed while {step}: {source}", addr.connection())]
     Failed {
         /// The peer.
@@ -354,7 +356,7 @@ pub enum ConnectError {
     NotAllowed {
         /// The peer.
         addr: Addr,
-        /// Its effective user.
+        /// The peer's effective user.
         uid: u32,
     },
     /// The peer's [`ShmAccess`](crate::ShmAccess) does not allow sharing memory with this process's
@@ -403,11 +405,12 @@ pub enum ConnectError {
     Fabric(#[from] FabricError),
 }
 
-/// A link is dead, except after [`Misuse`](LinkError::Misuse).
+/// The reason why a link is dead. Only after [`Misuse`](LinkError::Misuse) is the link still
+/// usable.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// A work request failed (R7). The status tells whose fault it is. Exceeded retries mean that
+    /// A work request failed (R7). The status shows whose fault it is. Exceeded retries mean that
     /// the peer or the network does not answer. A remote access error means that the peer took its
     /// memory back, or that this end wrote where it may not.
     #[error("{verb} to {peer} failed: {status} (status {code}, vendor error {vendor_err:#x})")]

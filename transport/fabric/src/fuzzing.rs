@@ -8,8 +8,8 @@ use crate::shm::offers::Taken;
 use crate::shm::ring::{Put, Reader, RingBreach, Shape, Words, Writer};
 use crate::shm::socket::wire::Message;
 
-/// Memory that a stranger also has. It is exactly as long as stated, so an access beyond the end
-/// panics.
+/// Memory that a stranger also writes to. It is exactly as long as stated, so an access beyond the
+/// end panics.
 #[derive(Clone)]
 struct Memory(Arc<[AtomicU64]>);
 
@@ -40,8 +40,8 @@ impl Input<'_> {
 /// steps.
 ///
 /// The input states the number of slots, their size, how much memory is missing, and whether the
-/// memory begins with contents. Then come steps with their operands, until one end finds a breach,
-/// at which the link would end.
+/// memory has contents at the beginning. Then come steps with their operands, until one end finds a
+/// breach. A real link would end there.
 ///
 /// # Panics
 /// If there is an access or a message out of bounds, or if the messages outnumber the RECVs.
@@ -95,7 +95,8 @@ impl Ends {
         let Shape { slots, slot_size } = self.shape;
         match op {
             2 | 3 => {
-                // Every other read finds that chunks are missing, until the next one.
+                // The operand says how many more CHUNK messages the reader has handled. The next
+                // message may wait for further CHUNK messages.
                 self.chunks = self.chunks.wrapping_add(u64::from(operand));
                 if let Some(message) = self.reader.next(self.chunks)? {
                     assert!(message.slot < slots && message.len <= slot_size, "{message:?}");
@@ -106,7 +107,8 @@ impl Ends {
                 }
             }
             4 => {
-                // All slots are posted again, or none. Which ones is up to the driver.
+                // All slots are posted again, or none. The driver decides which slots it posts
+                // again.
                 let all = operand.is_multiple_of(2);
                 self.reader.free(|_| all);
                 self.held = if all { 0 } else { self.held };
@@ -135,12 +137,12 @@ impl Ends {
     }
 }
 
-/// Decodes messages on the socket of a connection. The first byte of the input says what memory
-/// this end and its peer take. Then come messages, each after its length.
+/// Decodes messages on the socket of a connection. The first byte of the input says which kinds of
+/// memory this end and its peer take. The rest consists of messages, each after its length.
 ///
 /// # Panics
 /// If a message that is encoded again differs, or if an end accepts a kind of message that it does
-/// not take, or refuses one that it takes.
+/// not take, or refuses a kind that it takes.
 pub fn socket(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };

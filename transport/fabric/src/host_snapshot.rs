@@ -1,4 +1,5 @@
-//! The resources of this host for a fast path: devices, ports, addresses and the memlock limit.
+//! The resources that a fast path needs on this host: devices, ports, addresses and the memlock
+//! limit.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -8,17 +9,18 @@ use crate::addr::{LocalNetwork, is_reachable};
 use crate::device::PortState;
 use crate::error::FabricError;
 
-/// This host's RDMA devices with the states of their ports, its IP addresses, and how much this
-/// process may pin.
+/// This host's RDMA devices with the states of their ports, its IP addresses, and how much memory
+/// this process may pin.
 ///
 /// If two snapshots differ, something was added, removed or changed, so a path that failed may work
-/// now. A device that was removed and added again also differs. A snapshot costs some system calls,
-/// and a few more for each address in use. It opens only the devices of those addresses.
+/// now. If a device was removed and added again, the snapshots also differ. A snapshot costs some
+/// system calls, and a few more for each address in use. A snapshot opens only the devices of those
+/// addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
     addresses: Vec<LocalNetwork>,
-    /// The devices of the addresses in use, by their names.
+    /// The addresses in use, with the names of their devices.
     places: Vec<(IpAddr, String)>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
@@ -36,14 +38,14 @@ struct SysfsDevice {
 
 impl HostSnapshot {
     /// Returns the reason why a link of `device` with the local address `local` cannot reach any
-    /// peer, or `None` if no reason is known. Reasons are that no port of the device is active,
-    /// that no interface has the address, that its interface has no carrier, or that an address [in
-    /// use](Self::now) lies on another device.
+    /// peer, or `None` if no reason is known. Possible reasons: no port of the device is active, no
+    /// interface has the address, its interface has no carrier, or an address [in use](Self::now)
+    /// lies on another device.
     ///
-    /// An established link is not lost yet in these cases: its device retransmits for a while, and
-    /// the port may come back.
+    /// In these cases an established link is not lost yet. Its device retransmits for a while, and
+    /// the port may become active again.
     pub fn obstacle(&self, device: &str, local: IpAddr) -> Option<FabricError> {
-        // If the device is lost, its links report that themselves.
+        // If the device is lost, its links report the loss themselves.
         let seen = self.devices.iter().find(|seen| seen.name == device)?;
         let down =
             || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };
@@ -52,7 +54,7 @@ impl HostSnapshot {
             return Some(down());
         }
         match self.addresses.iter().find(|at| at.ip == local) {
-            // Such addresses are not in the list.
+            // Loopback and link-local addresses are not in the list.
             None if !is_reachable(&local) => None,
             None => Some(FabricError::NotOnRdma { addr: local }),
             Some(at) if !at.running => Some(down()),
@@ -85,7 +87,7 @@ impl HostSnapshot {
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
         let mut addresses = crate::verbs::local_networks().unwrap_or_default();
         addresses.sort_unstable();
-        // The hard limit counts, because pools raise the soft one to it.
+        // The hard limit counts, because pools raise the soft limit to the hard limit.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
         let places = crate::verbs::places(in_use);
         HostSnapshot { devices, addresses, places, memlock }

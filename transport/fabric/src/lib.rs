@@ -2,7 +2,7 @@
 //!
 //! A [`Fabric`] is one device that can carry connections. It registers memory, through the
 //! [`Registrar`](tonic_rdma_memory::Registrar) of a [`Pool`](tonic_rdma_memory::Pool). It
-//! [listens](Fabric::listen) and [connects](Fabric::connect), which gives [`Link`]s: a link is a
+//! [listens](Fabric::listen) and [connects](Fabric::connect), which gives [`Link`]s. A link is a
 //! connected, reliable queue pair with its completion queue, its connection-manager id and its
 //! control block.
 //!
@@ -30,9 +30,9 @@
 //!
 //! # The control block
 //!
-//! Every link owns one block of registered memory, taken from the pool with
-//! [`Pool::control`](tonic_rdma_memory::Pool::control) when the link is made and returned when it
-//! is dropped:
+//! Every link owns one block of registered memory. The link takes the block from the pool with
+//! [`Pool::control`](tonic_rdma_memory::Pool::control) when it is made, and returns the block when
+//! it is dropped:
 //!
 //! ```text
 //! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |
@@ -40,30 +40,30 @@
 //! ```
 //!
 //! The RECV ring belongs to the device. A slot is read with [`Link::recv_slot`] between its
-//! [`Completion::Received`] and [`Link::repost`]. The rest belongs to the driver, which writes
-//! through [`Link::block_mut`] and states offsets into that part in [`Work`]. A range of queued
-//! work must not be written again before a [`Completion::Sent`] covers that work. Breaking this
-//! rule sends wrong bytes, but is not undefined behaviour.
+//! [`Completion::Received`] and [`Link::repost`]. The rest of the block belongs to the driver,
+//! which writes through [`Link::block_mut`] and states offsets into that part in [`Work`]. The
+//! driver must not write to a range of queued work again before a [`Completion::Sent`] covers that
+//! work. Breaking this rule sends wrong bytes, but is not undefined behaviour.
 //!
-//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them, and
-//! [`Link::shrink`] removes them. The slots of the block may be shorter than these
-//! ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so that a connection at rest
-//! has little memory. The short RECVs are then left out while extra ones are posted.
+//! The number of RECVs changes with the load: [`Link::grow`] leases memory for extra RECVs and
+//! posts them, and [`Link::shrink`] removes them. The slots of the block may be shorter than other
+//! slots ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so that a connection at
+//! rest has little memory. The short RECVs are then left out while extra RECVs are posted.
 //! [`Link::grow_sends`] leases separate memory for the SEND slots of a busy connection, and
-//! [`Link::shrink_sends`] returns it.
+//! [`Link::shrink_sends`] returns that memory.
 //!
 //! # Order
 //!
 //! Work completes in the order in which it was queued, so `Sent { id }` covers that id and every
-//! earlier one. The peer sees WRITEs and SENDs in the same order: when it has received a SEND, the
+//! earlier id. The peer sees WRITEs and SENDs in the same order: when it has received a SEND, the
 //! bytes of every WRITE before it have landed (R4).
 //!
 //! # Runtime
 //!
 //! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so
-//! everything here must be called from within a tokio runtime with both drivers enabled. Over
-//! shared memory, calls that a peer can make block run on dedicated threads (`shm::blocking`), for
-//! which neither a runtime nor the process waits.
+//! this crate must be called from within a tokio runtime with both drivers enabled. Over shared
+//! memory, calls that a peer can make block run on dedicated threads (`shm::socket::blocking`).
+//! Neither a runtime nor the process waits for those threads to end.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -111,7 +111,7 @@ pub mod turn;
 pub mod verbs;
 pub mod wake_gate;
 
-/// The atomics of `shm`. tests/loom.rs replaces them by loom's.
+/// The atomics of `shm`. tests/loom.rs replaces them with loom's.
 #[cfg(all(target_os = "linux", feature = "shm"))]
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

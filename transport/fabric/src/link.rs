@@ -11,7 +11,7 @@ use crate::error::LinkError;
 pub use crate::peer::PeerInfo;
 use crate::timer::Timer;
 
-/// The most private data, in bytes, that a connect request, an accept or a reject may carry.
+/// Maximum bytes of private data in a connect request, an accept or a reject.
 ///
 /// InfiniBand has 92 bytes, and rdma_cm's IP addressing header takes 36 of them. iWARP allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
@@ -20,7 +20,8 @@ pub const MAX_PRIVATE_DATA: usize = 56;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
     /// Payloads up to this many bytes travel inside the work request: 512 at most on Soft-RoCE, 80
-    /// on Soft-iWARP. This is for information, because the link decides by itself.
+    /// on Soft-iWARP. The value is for information only, because the link itself decides which
+    /// payloads are inline.
     pub max_inline: usize,
     /// Work requests that may be in flight at once.
     pub send_queue: usize,
@@ -29,13 +30,13 @@ pub struct Caps {
     /// Longest single message, in bytes, that the device carries. SENDs are limited further by the
     /// peer's slot size.
     pub max_msg: usize,
-    /// Bytes of landing memory that the peer takes from this end at a time.
+    /// Maximum bytes of this end's landing memory that the peer accepts at a time.
     pub max_landing: usize,
-    /// The source of a WRITE may be any memory ([`WriteSource::Any`]). It need not be registered or
-    /// staged, because the link copies while the work is queued.
+    /// Whether the source of a WRITE may be any memory ([`WriteSource::Any`]). Such memory need not
+    /// be registered or staged, because the link copies while the work is queued.
     pub any_memory: bool,
-    /// [`Link::poll`] reports the end of the peer's process, however it ends and even if nothing is
-    /// sent, so no [probes](Link::probe) are needed.
+    /// Whether [`Link::poll`] reports the end of the peer's process, however the process ends and
+    /// even if nothing is sent. No [probes](Link::probe) are needed then.
     pub tells_end: bool,
     /// How long a [probe](Link::probe) may stay unanswered. A device that detects missing
     /// acknowledgements ends the link earlier. This time limit then covers a device that has
@@ -50,8 +51,8 @@ pub struct Caps {
 ))]
 pub(crate) const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// The source of a WRITE. The link keeps it alive until the work is done or the queue pair is
-/// destroyed, whatever becomes of the caller (R10).
+/// The source of a WRITE. The link keeps the source alive until the work is done or the queue pair
+/// is destroyed, even if the caller is dropped (R10).
 #[derive(Debug)]
 pub enum WriteSource {
     /// Frozen pool memory.
@@ -94,11 +95,11 @@ pub enum Work {
     Send {
         /// Bytes from the start of the block.
         offset: usize,
-        /// Bytes; at most the peer's slot size.
+        /// Number of bytes, at most the peer's slot size.
         len: usize,
     },
-    /// RDMA WRITE into memory that the peer granted. The peer does not notice it; a later SEND
-    /// tells it (R3, R4).
+    /// RDMA WRITE into memory that the peer granted. The peer does not notice the WRITE until a
+    /// later SEND tells it (R3, R4).
     Write {
         /// The bytes, at most [`Caps::max_msg`] of them.
         src: WriteSource,
@@ -124,27 +125,29 @@ pub struct Lent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Posted {
-    /// Its memory may be used again at once, and no [`Completion::Sent`] comes for it.
+    /// The memory of the request may be used again at once, and no [`Completion::Sent`] reports the
+    /// request.
     Done,
-    /// Its memory belongs to it until a [`Completion::Sent`] covers it.
+    /// The request keeps its memory until a [`Completion::Sent`] covers the request.
     InFlight,
 }
 
 /// Whether a peer can WRITE to an application buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
-    /// The peer can, once it is told the key.
+    /// The peer can WRITE once it is told the key.
     Yes,
-    /// The peer was asked to map the buffer. A poll brings the answer.
+    /// The peer was asked to map the buffer. A later poll receives the answer.
     Asked,
-    /// The peer cannot.
+    /// The peer cannot WRITE to the buffer.
     No,
 }
 
 /// A report of [`Link::poll`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
-    /// The work with this id, and all work queued before it, is done: its memory may be used again.
+    /// The work with this id, and all work queued before it, is done. The memory of that work may
+    /// be used again.
     Sent {
         /// The id given to [`Link::queue`].
         id: u64,
@@ -153,12 +156,12 @@ pub enum Completion {
     Received {
         /// `0 .. max_recvs()`.
         slot: u32,
-        /// Bytes; at most those of the slot.
+        /// Number of bytes, at most the size of the slot.
         len: u32,
     },
-    /// The peer has given landing memory that this end cannot map, for example for lack of
-    /// descriptors, and therefore cannot write to. Comes before the message that first names the
-    /// key.
+    /// This end cannot map landing memory that the peer has given, for example for lack of
+    /// descriptors, so this end cannot write to that memory. The report comes before the message
+    /// that first names the key.
     NotMapped {
         /// The peer's key.
         rkey: u32,
@@ -174,9 +177,9 @@ pub enum Completion {
 
 /// A connected, reliable queue pair.
 ///
-/// Dropping it destroys the queue pair first, and only then frees the memory of work in flight (R9,
-/// R10). Dropping neither blocks on the network nor panics. A link has one owner, and one task
-/// polls it at a time.
+/// Dropping the link destroys the queue pair first, and only then frees the memory of work in
+/// flight (R9, R10). The drop neither blocks on the network nor panics. A link has one owner, and
+/// one task polls it at a time.
 pub trait Link: Send + 'static {
     /// The limits that the device granted.
     fn caps(&self) -> &Caps;
@@ -193,51 +196,51 @@ pub trait Link: Send + 'static {
     /// docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
-    /// Queues one work request. The device, or the peer, sees nothing of it before
+    /// Queues one work request. The device and the peer see nothing of the request before
     /// [`ring_doorbell`](Link::ring_doorbell), except that a WRITE may land earlier.
     ///
-    /// `id` comes back in [`Completion::Sent`]. Ids need not be unique or ordered, because the link
-    /// keeps the order itself.
+    /// [`Completion::Sent`] reports `id`. Ids need not be unique or ordered, because the link keeps
+    /// the order itself.
     ///
-    /// With `signal`, the completion of this request is reported. Otherwise the link chooses, so
-    /// that
+    /// With `signal`, the completion of this request is reported. Otherwise the link chooses which
+    /// completions it reports, so that
     /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a
     ///   power of two, one is reported,
     /// - the last request of a batch is reported if the batch, or unreported work before it, holds
     ///   memory outside the SEND slots (pool memory or staging). So an idle connection keeps no
     ///   payload.
     ///
-    /// So only completions of a few SEND slots can stay unreported for long, and never more than
-    /// half of them.
+    /// So the completions of only a few SEND slots can stay unreported for long, and never those of
+    /// more than half of the slots.
     ///
     /// A link that copies while work is queued returns [`Posted::Done`] instead, and reports
     /// nothing.
     ///
     /// A reported completion need not wake the link. As long as fewer than half of the SEND slots
     /// and of the queue are in use, and no payload and no `signal` is in flight, completions wake
-    /// nobody and come with the next message. So a small call costs no wake-up for its own SEND.
-    /// Pass `signal` for work whose completion something waits for.
+    /// nobody and are reported with the next message. So a small call costs no wake-up for its own
+    /// SEND. Pass `signal` for work whose completion the caller waits for.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] if there is no [room](Link::send_room), a range lies outside the
-    /// block, or the link does not take [`WriteSource::Any`]. This is a bug in the caller; nothing
-    /// was queued, and the link lives on. After any other error the link is dead.
+    /// block, or the link does not take [`WriteSource::Any`]. These errors are bugs in the caller.
+    /// Nothing was queued, and the link is still usable. After any other error the link is dead.
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
 
-    /// Gives only this link's peer access to the landing memory behind a remote key (R12). Call it
-    /// before the SEND that first tells the peer the key: once the peer has received that, it can
-    /// WRITE there. Costs next to nothing if the peer already has access, and does nothing where
-    /// the device checks keys itself. Returns [`Shared::No`] if the peer has reported that it
-    /// cannot map that memory.
+    /// Gives only this link's peer access to the landing memory behind a remote key (R12). Call
+    /// this before the SEND that first tells the peer the key: once the peer has received that
+    /// SEND, it can WRITE to the memory. The call costs next to nothing if the peer already has
+    /// access, and does nothing if the device checks keys itself. Returns [`Shared::No`] if the
+    /// peer has reported that it cannot map that memory.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a key that this device does not have. After any other error the
     /// link is dead.
     fn share(&mut self, rkey: u32) -> Result<Shared, LinkError>;
 
-    /// Gives this link's peer access to the application buffer behind a remote key. Call it before
-    /// the SEND that first tells the peer the key, and again after polls while it returns
-    /// [`Shared::Asked`]. The peers of other links may also have access.
+    /// Gives this link's peer access to the application buffer behind a remote key. Call this
+    /// before the SEND that first tells the peer the key, and again after later polls as long as
+    /// the result is [`Shared::Asked`]. The peers of other links may also have access.
     ///
     /// # Errors
     /// Those of [`share`](Link::share).
@@ -251,11 +254,11 @@ pub trait Link: Send + 'static {
         false
     }
 
-    /// Lends bytes to the peer, which reads them where they lie once a SEND has told it about the
-    /// lease. They do not change until [`end_lease`](Link::end_lease) or, if the link is dropped
-    /// before that, until the peer no longer reads anything of this link. Returns `None` if these
-    /// bytes cannot be lent, or not yet because the peer [is mapping](Link::is_mapping) their
-    /// memory.
+    /// Lends bytes to the peer. Once a SEND has told the peer about the lease, the peer reads the
+    /// bytes in place. The bytes do not change until [`end_lease`](Link::end_lease) or, if the link
+    /// is dropped before that, until the peer no longer reads anything of this link. Returns `None`
+    /// if these bytes cannot be lent, or if they cannot be lent yet because the peer [is
+    /// mapping](Link::is_mapping) their memory.
     ///
     /// # Errors
     /// The link is dead.
@@ -265,7 +268,7 @@ pub trait Link: Send + 'static {
     }
 
     /// Whether the peer has been asked to map the memory with this key and has not answered.
-    /// [`lend`](Link::lend) lends nothing of it yet, but may after a later poll.
+    /// [`lend`](Link::lend) does not lend this memory yet, but may do so after a later poll.
     fn is_mapping(&self, key: u32) -> bool {
         let _ = key;
         false
@@ -277,29 +280,29 @@ pub trait Link: Send + 'static {
     }
 
     /// Returns bytes that the peer has lent, according to a received message. **The peer may write
-    /// to them**, so treat them like landed bytes. The lease can be returned when the last part of
-    /// them has been dropped: see [`take_returned`](Link::take_returned).
+    /// to them**, so treat them like landed bytes. The lease can be returned once the last part of
+    /// the bytes has been dropped: see [`take_returned`](Link::take_returned).
     ///
     /// # Errors
-    /// [`LinkError::Breach`] if the peer has lent no such memory. The link lives on.
+    /// [`LinkError::Breach`] if the peer has lent no such memory. The link is still usable.
     fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
         let (what, peer) = (format!("{len} bytes are lent: {lent:?}"), self.peer().clone());
         Err(LinkError::Breach { what, peer: Box::new(peer) })
     }
 
-    /// Moves to `out` the peer's leases whose bytes are no longer read. `waker` is woken when there
-    /// are more.
+    /// Moves the peer's leases whose bytes are no longer read to `out`. `waker` is woken when there
+    /// are more such leases.
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
         let _ = (waker, out);
     }
 
-    /// Hands all queued work to the device in one batch. Does nothing if none is queued.
+    /// Hands all queued work to the device in one batch. Does nothing if no work is queued.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn ring_doorbell(&mut self) -> Result<(), LinkError>;
 
-    /// Asks the peer's device, not its process, whether its end of the link still exists.
+    /// Asks the peer's device, not its process, whether the peer's end of the link still exists.
     /// [`Completion::Answered`] reports the answer (R24). A probe is work of length zero that needs
     /// no memory and no credit: a WRITE, which completes when it is acknowledged, or a READ over
     /// iWARP, where a WRITE completes without an acknowledgement. Does nothing while an earlier
@@ -312,8 +315,8 @@ pub trait Link: Send + 'static {
         Ok(false)
     }
 
-    /// Whether an answer may come so soon that polling for it beats waiting to be woken. If so,
-    /// [`poll`](Link::poll) the link now, whether or not its waker fired.
+    /// Whether an answer may come so soon that polling for it is cheaper than waiting for a
+    /// wake-up. If so, [`poll`](Link::poll) the link now, whether or not its waker fired.
     fn is_eager(&self) -> bool {
         false
     }
@@ -329,14 +332,14 @@ pub trait Link: Send + 'static {
         false
     }
 
-    /// Whether the peer is known to run on this thread's processor. It then handles messages only
-    /// when this thread goes idle.
+    /// Whether the peer is known to run on this thread's processor. The peer then handles messages
+    /// only when this thread goes idle.
     fn shares_processor(&self) -> bool {
         false
     }
 
     /// Whether a message has arrived that [`poll`](Link::poll) has not reported yet. Always false
-    /// where the check would be expensive. Callers interrupt long copies for it.
+    /// if the check would be expensive. Callers interrupt long copies when a message has arrived.
     fn has_pending_recv(&self) -> bool {
         false
     }
@@ -352,8 +355,8 @@ pub trait Link: Send + 'static {
     /// `Ready(Ok(()))` means that completions were pushed into `out`, at most 256 per call: handle
     /// them and call again. `Pending` means that nothing was pushed, events and completions are
     /// drained, the queue is armed and the waker registered. [`queue`](Link::queue) says which
-    /// completions wake it. `Ready(Err(_))` means that the link is dead. Completions that came
-    /// before the error are in `out`, and every later call returns the same error.
+    /// completions wake the task. `Ready(Err(_))` means that the link is dead. Completions that
+    /// came before the error are in `out`, and every later call returns the same error.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -364,10 +367,10 @@ pub trait Link: Send + 'static {
     /// [`repost`](Link::repost). Empty for a posted slot, and no longer than the received message.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
-    /// Gives a slot back to the device. Must come before the credit for it is given to the peer
-    /// (R1). Returns false if the slot is not posted, so that there is no credit for it: it is an
-    /// extra slot that [`shrink`](Link::shrink) removes, or a short slot that is left out while
-    /// extra ones are posted.
+    /// Gives a slot back to the device. Call this before the peer gets the credit for the slot
+    /// (R1). Returns false if the slot is not posted, so that the peer gets no credit. This happens
+    /// to an extra slot that [`shrink`](Link::shrink) removes, and to a short slot that is left out
+    /// while extra slots are posted.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a slot that is posted already. After any other error the link is
@@ -375,20 +378,20 @@ pub trait Link: Send + 'static {
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
     /// Posts the [extra RECVs](crate::LinkConfig::recv_extra) for which the pool can
-    /// [spare](Pool::spare) memory, and returns how many it has newly posted. The peer may be given
-    /// as many more credits. Returns 0 if all are posted, if there is no memory, or if the link
+    /// [spare](Pool::spare) memory, and returns the number of newly posted RECVs. The peer may get
+    /// that many more credits. Returns 0 if all are posted, if there is no memory, or if the link
     /// posts all its RECVs at the start, like shared memory.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
-    /// Returns the memory that only a busy connection needs. Each extra RECV goes when the next
+    /// Returns the memory that only a busy connection needs. An extra RECV is removed when the next
     /// message in it has been read and [`repost`](Link::repost) is called, because a posted RECV
-    /// cannot be taken back. Their memory returns to the pool with the last of them. Short RECVs
-    /// that were left out are posted again. Returns their number; the peer may be given as many
-    /// more credits. Shared memory releases the pages of the ring that it sends through, if no
-    /// message lies there.
+    /// cannot be taken back. The memory of the extra RECVs returns to the pool once the last of
+    /// them is removed. Short RECVs that were left out are posted again. Returns the number of
+    /// these short RECVs. The peer may get that many more credits. Over shared memory, the link
+    /// releases the pages of the ring that it sends through, if the ring holds no message.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
@@ -397,7 +400,7 @@ pub trait Link: Send + 'static {
     /// Leases the [SEND slots of a busy connection](crate::LinkConfig::busy_send_slots), if the
     /// pool can [spare](Pool::spare) the memory, and uses them instead of the slots in the block.
     /// Returns the number of SEND slots if it has changed. The block is then in other memory,
-    /// without its old contents. Work in flight keeps the memory that it was queued with. Does
+    /// without its old contents. Work in flight keeps the memory with which it was queued. Does
     /// nothing if the pool has no memory to spare.
     fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
         None
@@ -410,7 +413,7 @@ pub trait Link: Send + 'static {
     }
 
     /// Starts an orderly end: the peer sees a disconnect, work in flight is flushed, and
-    /// [`poll`](Link::poll) ends with [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of
-    /// the last SEND first if it must arrive. Calling it again does nothing.
+    /// [`poll`](Link::poll) ends with [`LinkError::Closed`]. If the last SEND must arrive, wait for
+    /// its [`Completion::Sent`] first. A second call does nothing.
     fn disconnect(&mut self);
 }

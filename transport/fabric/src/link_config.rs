@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The sizes of a connection: its slots, its staging and its queues. Both ends choose their own,
-/// but a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight than
-/// this end has RECVs posted (R2).
+/// The sizes of a connection: its slots, its staging and its queues. Each end chooses its own
+/// sizes, but a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight
+/// than this end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
     /// Number of RECVs posted before the connection is established and until it ends. At least 1.
@@ -17,9 +17,10 @@ pub struct LinkConfig {
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
-    /// Bytes of each RECV posted from the start. A connection at rest has only these. A multiple of
-    /// 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs are left out while at
-    /// least as many extra ones are posted ([`Link::repost`](crate::Link::repost)). Default 0.
+    /// Bytes of each RECV posted from the start. A connection at rest has only these RECVs. A
+    /// multiple of 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs are left
+    /// out while at least as many extra RECVs are posted ([`Link::repost`](crate::Link::repost)).
+    /// Default 0.
     pub rest_recv_size: u32,
     /// Bytes of each SEND slot in the block, as long as
     /// [`Link::grow_sends`](crate::Link::grow_sends) has not replaced the slots. A multiple of 64
@@ -29,28 +30,28 @@ pub struct LinkConfig {
     pub send_slots: u32,
     /// Number of SEND slots of a busy connection: [`Link::grow_sends`](crate::Link::grow_sends)
     /// leases them to replace the slots in the block. More than `send_slots`, and only without
-    /// staging; 0 if their number is fixed. Default 0.
+    /// staging. 0 means that the number of SEND slots is fixed. Default 0.
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
-    /// 4. If memory for them is short, a connection gets 8. Default 31: 31 WRITEs of 64 KiB are as
-    /// much as 400 Gb/s carry in 40 us. On Soft-RoCE, whose queues have a power of two of places of
-    /// which one stays empty, this queue takes 20 KiB of a process.
+    /// four. If memory is short, a connection gets 8. Default 31: at 400 Gb/s, 31 WRITEs of 64 KiB
+    /// take 40 us. Soft-RoCE rounds the size of a queue up to a power of two and leaves one place
+    /// empty. There this queue takes 20 KiB of a process.
     pub send_queue: u32,
     /// Longest payload in bytes that should travel inside the work request itself. The device may
     /// grant less, as [`Caps::max_inline`](crate::Caps::max_inline) says. Default 256.
     pub inline: u32,
     /// Maximum time for which an end polls for a message before it sleeps until the peer or the
-    /// device wakes it. Whether and how long it polls within this limit depends on the time of a
-    /// wake-up on this machine. An end does not poll over shared memory for a peer on its own
-    /// processor, or over verbs if the process may use only one processor. Default 2 ms; zero means
-    /// never.
+    /// device wakes it. Whether and how long an end polls within this limit depends on the time of
+    /// a wake-up on this machine. Over shared memory, an end does not poll for a peer on its own
+    /// processor. Over verbs, an end does not poll if the process may use only one processor.
+    /// Default 2 ms. Zero means that the end never polls.
     pub busy_poll_limit: Duration,
     /// Maximum number of entries of a completion queue. Connections of a device share a queue that
-    /// has room for all that `send_queue` and the RECVs may complete. Another one is opened when
-    /// the room is used up. Devices may have a lower limit. At least `send_queue` plus all RECVs
-    /// plus the one of the first message. Default 32,768; verbs only.
+    /// has room for all completions of their send queues and RECVs. When the room is used up,
+    /// another queue is opened. Devices may have a lower limit. At least `send_queue` plus all
+    /// RECVs plus one RECV for the first message. Default 32,768; verbs only.
     pub max_cq_entries: u32,
     /// Time after which an unacknowledged packet is sent again, rounded up to 4.096 us times a
     /// power of two, within [`ACK_TIMEOUTS`]. Default 268 ms. InfiniBand and RoCE only; on iWARP,
@@ -62,24 +63,26 @@ pub struct LinkConfig {
     pub ack_retries: u8,
     /// Type of service of the packets: the byte of the IP header with the differentiated services
     /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's value
-    /// holds at both ends; a device may ignore it. `None` means the system's default. Verbs only.
+    /// holds at both ends, but a device may ignore it. `None` means the system's default. Verbs
+    /// only.
     pub type_of_service: Option<u8>,
     /// The address of this host to connect from. The connection leaves through the device with this
     /// address, which must be the device that `connect` is called on. With `None`, the route
     /// decides. Verbs only.
     pub source: Option<IpAddr>,
-    /// The memory that this end accepts from its peer. Default none; shared memory only.
+    /// The memory that this end accepts from its peer. By default this end accepts no such memory.
+    /// Shared memory only.
     pub takes: Takes,
 }
 
 /// Memory that an end of a connection over shared memory accepts from its peer, in addition to
-/// chunks to WRITE to. The greeting tells the peer. A peer that gives other memory commits a breach
-/// (R22).
+/// chunks to WRITE to. The greeting tells the peer which memory this end accepts. A peer that gives
+/// memory of another kind breaks a rule (R22).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Takes {
-    /// Memory that the peer lends, to read messages where they lie.
+    /// Memory that the peer lends, so that this end reads messages in place.
     pub lent: bool,
-    /// Buffers of the peer's program, to WRITE into them.
+    /// Buffers of the peer's program, into which this end WRITEs.
     pub named: bool,
 }
 
@@ -92,14 +95,14 @@ impl Takes {
 pub const ACK_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_nanos(4096 << 8)..=Duration::from_nanos(4096 << 22);
 
-/// With this value, a dead path is detected within about two seconds. rdma_cm's own default is 2.1
-/// s a try. With a much shorter time, a software device on a busy host would retransmit packets
-/// that are only late.
+/// With this timeout, a dead path is detected within about two seconds. rdma_cm's default is 2.1 s
+/// for each try. With a much shorter time, a software device on a busy host would retransmit
+/// packets that are only late.
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 16);
 const ACK_RETRIES: u8 = 6;
 
-/// The time of two wake-ups, the peer's and its own, on the slowest virtual machines. On other
-/// machines an end stops polling long before.
+/// The time of two wake-ups, one at each end, on the slowest virtual machines. On other machines an
+/// end stops polling much earlier.
 const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
 
 impl Default for LinkConfig {
@@ -127,7 +130,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Number of RECVs that may be posted at once, including extra ones.
+    /// Number of RECVs that may be posted at once, including extra RECVs.
     pub fn max_recvs(&self) -> u32 {
         self.recv_slots.saturating_add(self.recv_extra)
     }
@@ -159,8 +162,8 @@ impl LinkConfig {
     }
 
     /// Bytes of the whole control block, which one connection takes from the pool's control budget.
-    /// Over shared memory it takes only [`block_bytes`](Self::block_bytes), because RECVs lie in
-    /// the ring.
+    /// A connection over shared memory takes only [`block_bytes`](Self::block_bytes), because its
+    /// RECVs lie in the ring.
     pub fn control_bytes(&self) -> usize {
         self.recv_bytes() + self.block_bytes()
     }
@@ -182,7 +185,7 @@ impl LinkConfig {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// The number that is out of bounds, and the bounds.
+    /// The error names the number that is out of bounds, and the bounds.
     pub fn check(&self) -> Result<(), String> {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
             return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));

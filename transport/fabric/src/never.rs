@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 
-/// Has no value. It keeps the providers' enums from being empty in a build without any provider.
+/// A type without values. In a build without providers, it keeps the providers' enums from being
+/// empty.
 #[derive(Clone, Debug)]
 pub struct Never(Infallible);
 

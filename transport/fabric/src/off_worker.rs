@@ -6,18 +6,18 @@ use std::thread;
 /// Runs work on a thread that may block.
 ///
 /// # Errors
-/// The system gives no thread (EAGAIN), or the runtime shuts down.
+/// The system refuses a thread (EAGAIN), or the runtime shuts down.
 ///
 /// # Panics
 /// The work panics.
 ///
 /// # Cancel safety
-/// If the future is dropped, the work goes on, and its result is dropped on its thread.
+/// If the future is dropped, the work continues, and its result is dropped on the same thread.
 pub async fn off_worker<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    // tokio panics if it cannot start a thread. The stack of this trial thread is then free for
-    // tokio's.
+    // tokio panics if it cannot start a thread, so a trial thread is started first. Its stack is
+    // then free for tokio's thread.
     let _ = thread::Builder::new().name("tonic-rdma-try".to_owned()).spawn(|| ())?.join();
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Ok(done),

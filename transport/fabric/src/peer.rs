@@ -16,8 +16,8 @@ pub struct PeerInfo {
     /// The peer's address and RDMA port, or its process.
     pub remote: Addr,
     /// The payload of the longest packet in bytes, the smaller of both ends' MTUs. `None` if there
-    /// are no packets, or if this end does not choose their length: over iWARP, and where
-    /// librdmacm brings queue pairs up.
+    /// are no packets, or if this end does not choose their length. This end does not choose it
+    /// over iWARP, or if librdmacm brings queue pairs up.
     pub path_mtu: Option<u32>,
 }
 

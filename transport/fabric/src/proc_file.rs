@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 
-/// More than the length of the files that are read for each connection. `fs::read_to_string` begins
-/// with 32 bytes, because these files report no length.
+/// Initial capacity in bytes, more than the length of the files that are read for each connection.
+/// These files report no length, so `fs::read_to_string` would begin with 32 bytes.
 const CAPACITY: usize = 4096;
 
 /// Reads the file, usually with two read(2) calls.

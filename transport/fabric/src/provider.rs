@@ -1,6 +1,6 @@
 //! One type over all providers.
 
-// A build without some of the providers does not use all of this.
+// A build without some of the providers does not use every item of this module.
 #![cfg_attr(
     not(all(feature = "verbs", feature = "test-util")),
     allow(dead_code, unused_variables, clippy::large_enum_variant)
@@ -52,8 +52,8 @@ macro_rules! dispatch {
     };
 }
 
-/// One device that can carry connections. Cheap to clone. The device is closed with its last clone,
-/// link, listener and registration.
+/// One device that can carry connections. Cheap to clone. The device is closed once the last of its
+/// clones, links, listeners and registrations is dropped.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fabric {
@@ -76,8 +76,8 @@ pub enum Fabric {
 pub struct Connected {
     /// The link. The connecting side sends first (R3).
     pub link: AnyLink,
-    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length, and
-    /// iWARP does not, so its format must contain a length.
+    /// The private data with which the peer accepted. InfiniBand and RoCE pad the data with zeros
+    /// to a fixed length, and iWARP does not. So the format of the data must contain a length.
     pub private_data: Vec<u8>,
 }
 
@@ -95,8 +95,9 @@ impl Fabric {
         Err(FabricError::Platform)
     }
 
-    /// Whether the kernel may have RDMA devices. False only if it certainly has none. Reads one
-    /// directory and does not block, unlike [`devices`](Fabric::devices), which also says why.
+    /// Whether the kernel may have RDMA devices. False only if the kernel certainly has no devices.
+    /// Reads one directory and does not block. [`devices`](Fabric::devices) may block, but its
+    /// errors also say what is missing.
     pub fn may_have_devices() -> bool {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::may_have_devices();
@@ -137,9 +138,10 @@ impl Fabric {
         }
     }
 
-    /// Opens an RDMA device by name, or the first usable one. It must have an active port and an IP
-    /// address, and this process must be able to create a queue pair on it: one is created and
-    /// destroyed again. Opening a device twice gives the same one.
+    /// Opens an RDMA device by name, or the first usable device. The device must have an active
+    /// port and an IP address, and this process must be able to create a queue pair on the device.
+    /// To check this, a queue pair is created and destroyed again. Opening a device that is already
+    /// open returns the open device.
     ///
     /// # Errors
     /// Each requirement that is not met has its own error.
@@ -184,8 +186,9 @@ impl Fabric {
     }
 
     /// Opens the RDMA device through which the route to a peer leaves, with the checks of
-    /// [`open`](Fabric::open). Only address resolution is sent to the peer. With a `source`, which
-    /// is an address of this host, the route must leave through the device of that address.
+    /// [`open`](Fabric::open). The peer receives no packets except those of address resolution.
+    /// `source` is an address of this host. If it is given, the route must leave through the device
+    /// of that address.
     ///
     /// # Errors
     /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], and [`ConnectError::OtherDevice`] if
@@ -223,8 +226,8 @@ impl Fabric {
         }
     }
 
-    /// Identifies this host since its last boot. Two processes with the same boot id can share
-    /// memory if they can reach each other's sockets.
+    /// Returns an identifier of this host since its last boot. Two processes with the same boot id
+    /// can share memory if they can reach each other's sockets.
     ///
     /// # Errors
     /// Those of [`shm`](Fabric::shm), and [`FabricError::Shm`] if /proc cannot be read.
@@ -277,8 +280,8 @@ impl Fabric {
         dispatch!(Fabric, self, d => d.name())
     }
 
-    /// Whether an RDMA device was removed from the host. The kernel frees it when its links,
-    /// listeners, pools and the clones of this value are dropped. False for other fabrics.
+    /// Whether an RDMA device was removed from the host. The kernel frees the device once its
+    /// links, listeners, pools and the clones of this value are dropped. False for other fabrics.
     pub fn is_removed(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -287,11 +290,11 @@ impl Fabric {
         }
     }
 
-    /// Makes a watch also report when the device was removed and the kernel waits for it to be
-    /// dropped. Does nothing for other fabrics.
+    /// Makes a watch also report that an RDMA device was removed and that the kernel waits until
+    /// this process drops the device. Does nothing for other fabrics.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to watch the device.
     pub fn tell_removal(&self, watch: &HostWatch) -> io::Result<()> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -311,8 +314,8 @@ impl Fabric {
         dispatch!(Fabric, self, d => d.info())
     }
 
-    /// This host's addresses on the device. A server offers them, and a listener may be bound to
-    /// them.
+    /// This host's addresses on the device. A server offers these addresses, and a listener may be
+    /// bound to them.
     ///
     /// # Errors
     /// The addresses cannot be listed, or the device was removed.
@@ -328,15 +331,15 @@ impl Fabric {
         }
     }
 
-    /// Returns a registrar for this device. A pool built on it works only with links of this
-    /// device.
+    /// Returns a registrar for this device. A pool that is built on the registrar works only with
+    /// links of this device.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         dispatch!(Fabric, self, d => d.registrar())
     }
 
-    /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a
-    /// free one, which [`Listener::local_addr`] returns. On iWARP it is a TCP port, which no TCP
-    /// listener may use.
+    /// Listens on an address of this device, or on all its addresses (`0.0.0.0`, `[::]`). Port 0
+    /// selects a free port, which [`Listener::local_addr`] returns. On iWARP the port is a TCP
+    /// port, and no TCP listener may use the same port.
     ///
     /// # Errors
     /// The address is in use, does not lie on the device, is of
@@ -373,7 +376,7 @@ impl Fabric {
     /// Each way to fail has its own variant of [`ConnectError`].
     ///
     /// # Cancel safety
-    /// Dropping the future ends the attempt and frees everything.
+    /// Dropping the future ends the attempt and frees everything that was created for it.
     pub async fn connect(
         &self,
         addr: &Addr,
@@ -387,8 +390,8 @@ impl Fabric {
     }
 
     /// Connects as [`connect`](Fabric::connect) does, and sets `answered` once the peer has
-    /// answered the request over verbs. The proof of the path follows, which takes seconds where
-    /// long packets are lost.
+    /// answered the request over verbs. After the answer, the two ends prove the path, which takes
+    /// seconds if long packets are lost.
     ///
     /// # Errors
     /// Those of [`connect`](Fabric::connect).
@@ -404,7 +407,7 @@ impl Fabric {
         timeout: Duration,
         answered: &AtomicBool,
     ) -> Result<Connected, ConnectError> {
-        // Over the other fabrics nothing follows an answer.
+        // On other fabrics the connection is complete with the answer.
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
         let _ = answered;
         match self {
@@ -412,7 +415,8 @@ impl Fabric {
             Fabric::Verbs(d) => {
                 let addr = self.ip(addr)?;
                 let connecting = d.connect(addr, config, pool, private_data, timeout, answered);
-                // On the heap, because every other connection would carry its several KiB.
+                // The future lies on the heap. Otherwise connections over other providers would
+                // also carry its several KiB.
                 let (link, private_data) = Box::pin(connecting).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }
@@ -434,8 +438,8 @@ impl Fabric {
     }
 }
 
-/// Takes connect requests. Dropping it stops listening and rejects requests that have not been
-/// taken.
+/// Takes connect requests. Dropping the listener stops listening and rejects requests that have not
+/// been taken.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Listener {
@@ -454,7 +458,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// The address, with the port that was taken.
+    /// The address, with the port that is in use.
     pub fn local_addr(&self) -> Addr {
         dispatch!(Listener, self, l => l.local_addr().into())
     }
@@ -462,7 +466,8 @@ impl Listener {
     /// Waits for the next connect request.
     ///
     /// # Errors
-    /// The listener is dead, for example because its device was removed. A peer cannot cause that.
+    /// The listener is dead, for example because its device was removed. A peer cannot cause this
+    /// error.
     ///
     /// # Cancel safety
     /// Cancel safe: no request is lost.
@@ -479,7 +484,8 @@ impl Listener {
     }
 }
 
-/// A connect request, to be accepted or rejected. Dropping it rejects it without private data.
+/// A connect request, to be accepted or rejected. Dropping the request rejects it without private
+/// data.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Incoming {
@@ -531,9 +537,9 @@ impl Incoming {
         dispatch!(Incoming, self, i => i.local_addr().into())
     }
 
-    /// Sets the private data that the peer gets if [`accept`](Incoming::accept) finds no memory or
-    /// no queue pair. Shared memory and the simulated network only need memory, which the caller
-    /// can check before.
+    /// Sets the private data that the peer gets if [`accept`](Incoming::accept) cannot allocate
+    /// memory or a queue pair. Connections over shared memory and the simulated network only need
+    /// memory, which the caller can check beforehand.
     pub fn refuse_with(&mut self, private_data: &[u8]) {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -544,10 +550,10 @@ impl Incoming {
         }
     }
 
-    /// Posts RECVs, accepts, and waits for at most `timeout` until the connection is established.
+    /// Posts RECVs, accepts, and waits at most `timeout` until the connection is established.
     ///
     /// # Errors
-    /// There is no memory or no queue pair, or the peer has gone or does not answer.
+    /// Memory or a queue pair cannot be allocated, the peer has gone, or the peer does not answer.
     ///
     /// # Cancel safety
     /// Dropping the future ends the connection.
@@ -562,7 +568,7 @@ impl Incoming {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Incoming::Verbs(i) => {
                 let accepting = i.accept(config, pool, private_data, timeout);
-                // On the heap, as for `Fabric::connect`.
+                // The future lies on the heap, as in `Fabric::connect`.
                 Box::pin(accepting).await.map(AnyLink::Verbs)
             }
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -597,7 +603,7 @@ pub enum AnyLink {
     /// In process.
     #[cfg(feature = "test-util")]
     Sim(SimLink),
-    /// A link without another end, where everything completes at once.
+    /// A link without another end, where all work completes at once.
     #[cfg(feature = "test-util")]
     Instant(InstantLink),
     /// Has no value.

@@ -3,7 +3,7 @@
 //!
 //! A queue pair completes its work in order, and only reports completions of signalled requests.
 //! Such a completion covers all earlier requests. A request's place and memory become free when its
-//! own completion or a later one is reported.
+//! own completion or a later completion is reported.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ pub(crate) struct SendQueue {
     signal_interval: u32,
     /// Requests since the last signalled one.
     unsignalled: u32,
-    /// Whether one of these requests holds pool memory or staging.
+    /// Whether one of the unsignalled requests holds pool memory or staging.
     holds_memory: bool,
     /// Sequence number of the first entry.
     first: u64,
@@ -116,7 +116,8 @@ impl SendQueue {
         seq
     }
 
-    /// Takes a place for a probe. Returns false if one is in flight, or if there is no room.
+    /// Takes a place for a probe. Returns false if a probe is already in flight, or if there is no
+    /// room.
     #[cfg(any(test, all(target_os = "linux", feature = "verbs")))]
     pub(crate) fn begin_probe(&mut self, verb: Verb) -> bool {
         let begins = self.probe.is_none() && self.room() > 0;
@@ -126,13 +127,13 @@ impl SendQueue {
         begins
     }
 
-    /// Frees the place of the probe, which is done, and returns its kind of work.
+    /// Frees the place of a completed probe, and returns the probe's kind of work.
     #[cfg(any(test, all(target_os = "linux", feature = "verbs")))]
     pub(crate) fn end_probe(&mut self) -> Option<Verb> {
         self.probe.take()
     }
 
-    /// Ends a batch. If unsignalled work holds more than SEND slots, its last request becomes
+    /// Ends a batch. If unsignalled work holds more than SEND slots, the last request becomes
     /// signalled.
     #[inline]
     pub(crate) fn end_batch(&mut self) {
@@ -160,8 +161,8 @@ impl SendQueue {
         self.entries.get(usize::try_from(seq.checked_sub(self.first)?).ok()?)
     }
 
-    /// Frees the places and the memory of a request and all earlier ones, which are done, and
-    /// returns the request's id. `None` if it is not in flight.
+    /// Frees the places and the memory of a completed request and of all earlier requests. Returns
+    /// the request's id, or `None` if the request is not in flight.
     #[inline]
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
@@ -171,7 +172,8 @@ impl SendQueue {
         Some(id)
     }
 
-    /// Forgets all work. Call it only when the device can no longer access its memory.
+    /// Forgets all work. Call this only once the device can no longer access the memory of that
+    /// work.
     #[cfg(feature = "test-util")]
     #[inline]
     pub(crate) fn clear(&mut self) {

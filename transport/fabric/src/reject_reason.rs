@@ -1,9 +1,9 @@
-//! Why a connection manager rejects a connect request without asking its program.
+//! The reasons why a connection manager rejects a connect request without asking its program.
 
 use std::fmt;
 
 /// A reject reason of the connection manager for InfiniBand and RoCE (InfiniBand Architecture
-/// Specification 1.3, section 12.6.7.2). iWARP has none.
+/// Specification 1.3, section 12.6.7.2). iWARP has no reject reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RejectReason(i32);
 
@@ -30,7 +30,7 @@ impl RejectReason {
         RejectReason(number)
     }
 
-    /// Whether the peer has run out of something.
+    /// Whether the peer has reached a limit of a resource.
     pub fn is_limit(self) -> bool {
         matches!(self, Self::NO_QUEUE_PAIR | Self::NO_RESOURCES | Self::RESPONDER_RESOURCES)
     }
@@ -41,7 +41,7 @@ impl RejectReason {
         matches!(self.0, 12..=23 | 32 | 33)
     }
 
-    /// The name in the specification, if that defines the number.
+    /// The name in the specification, if the specification defines the number.
     pub fn name(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "no queue pair available",
@@ -81,7 +81,7 @@ impl RejectReason {
         })
     }
 
-    /// The cure for an operator.
+    /// Advice to an operator on how to cure the rejection.
     pub fn cure(self) -> &'static str {
         match self {
             Self::TIMEOUT => "it lost packets of this host, or is overloaded; try again",

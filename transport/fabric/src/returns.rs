@@ -1,10 +1,10 @@
-//! Returns leases to the link. The code that drops the last bytes of a lease hands the lease over
-//! here.
+//! Collects the leases that a link has to return to its peer. Dropping the last bytes of a lease
+//! adds the lease.
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
 
-/// The leases of one link's peer whose bytes are no longer read, before the peer is told.
+/// The leases of one link's peer whose bytes are no longer read. The peer has not been told yet.
 #[derive(Debug, Default)]
 pub(crate) struct Returns(Mutex<State>);
 
@@ -27,7 +27,7 @@ impl Returns {
         }
     }
 
-    /// Moves the leases to `out`. `waker` is woken when there are more.
+    /// Moves the leases to `out`. `waker` is woken when there are further leases.
     pub(crate) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         out.append(&mut state.leases);

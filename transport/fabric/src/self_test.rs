@@ -1,4 +1,4 @@
-//! The result of creating the objects that a connection needs one by one, for diagnosis.
+//! The result of a test that creates the objects of a connection one by one, for diagnosis.
 
 use std::io;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use crate::error::Verb;
 /// the test made have been freed.
 #[derive(Debug, Clone)]
 pub struct SelfTest {
-    /// The limits that the device reports. `None` if it could not be opened or queried.
+    /// The limits that the device reports. `None` if the device could not be opened or queried.
     pub limits: Option<DeviceLimits>,
-    /// The steps in the order in which they were tried. A step that depends on a failed one is left
-    /// out.
+    /// The steps in the order in which they were tried. A step that depends on a failed step is
+    /// left out.
     pub steps: Vec<SelfTestStep>,
 }
 
 /// An attempt to create an object.
 #[derive(Debug, Clone)]
 pub struct SelfTestStep {
-    /// The call that creates it.
+    /// The call that creates the object.
     pub verb: Verb,
     /// How long the call took.
     pub took: Duration,

@@ -2,7 +2,7 @@
 //!
 //! tokio gives each turn of a task a budget of operations ([`tokio::task::coop`]). Each loop whose
 //! length a peer or a device determines takes its operations from that budget. When the budget is
-//! spent, the task yields, and goes on after the other tasks have run. An operation is a work
+//! spent, the task yields, and continues after the other tasks have run. An operation is a work
 //! request, a completion, a message, or [`COPY_UNIT`] bytes that are copied or populated.
 
 use std::future::poll_fn;
@@ -19,8 +19,8 @@ pub fn copies(len: usize) -> usize {
     len / COPY_UNIT
 }
 
-/// Takes `operations` from the turn's budget. `Pending` means that the budget is spent; the task is
-/// woken for its next turn, and `operations` holds the rest.
+/// Takes `operations` from the turn's budget. `Pending` means that the budget is spent. The task is
+/// then woken for its next turn, and `operations` holds the operations that are left.
 #[inline]
 pub fn charge(cx: &mut Context<'_>, operations: &mut usize) -> Poll<()> {
     while *operations > 0 {
@@ -30,7 +30,7 @@ pub fn charge(cx: &mut Context<'_>, operations: &mut usize) -> Poll<()> {
     Poll::Ready(())
 }
 
-/// Takes operations from the budget of this turn, and of as many later turns as they need.
+/// Takes operations from the budget of this turn and, if this budget is too small, of later turns.
 pub async fn spend(mut operations: usize) {
     poll_fn(|cx| charge(cx, &mut operations)).await;
 }

@@ -1,7 +1,7 @@
 //! Skips polling a future until its waker has fired.
 //!
 //! Each poll of a pending tokio future or descriptor checks its state and registers the task's
-//! waker. A driver has about five of them that are hardly ever ready, and polls once or twice for
+//! waker. A driver has about five such futures, which are rarely ready, and polls once or twice for
 //! every message.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 /// The waker that the future gets instead of the task's.
 #[derive(Debug)]
 struct GateWaker {
-    /// Whether it has fired since the last poll.
+    /// Whether the waker has fired since the last poll.
     fired: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
@@ -30,8 +30,8 @@ impl Wake for GateWaker {
     }
 }
 
-/// Polls one future or descriptor only when it may be ready. Otherwise a poll costs one atomic
-/// load.
+/// Polls one future or descriptor only when it may be ready. Otherwise, a poll of the gate costs
+/// one atomic load.
 #[derive(Debug)]
 pub struct WakeGate {
     gate: Arc<GateWaker>,
@@ -48,15 +48,15 @@ impl Default for WakeGate {
 }
 
 impl WakeGate {
-    /// Creates a gate whose first poll goes through.
+    /// Creates a gate whose first poll calls the future.
     #[inline]
     pub fn new() -> WakeGate {
         let gate = Arc::new(GateWaker { fired: AtomicBool::new(true), task: Mutex::new(None) });
         WakeGate { waker: Waker::from(gate.clone()), gate, task: None }
     }
 
-    /// Calls `poll`, unless it was pending the last time and has not woken its task since. `poll`
-    /// must poll the same future each time. The task of the last call is woken.
+    /// Calls `poll`, unless its last call was pending and its waker has not fired since. `poll`
+    /// must poll the same future each time. The gate wakes the task that made the last call.
     #[inline]
     pub fn poll<T>(
         &mut self,
@@ -70,11 +70,11 @@ impl WakeGate {
         if !self.gate.fired.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        // Cleared before polling, so that any later event sets it again.
+        // The flag is cleared before polling, so that any later event sets it again.
         self.gate.fired.store(false, Ordering::Relaxed);
         let polled = poll(&mut Context::from_waker(&self.waker));
         if polled.is_ready() {
-            // A future that was ready holds no waker, so the next poll has to go through.
+            // A future that was ready holds no waker, so the next poll must not be skipped.
             self.gate.fired.store(true, Ordering::Relaxed);
         }
         polled

@@ -6,7 +6,7 @@ use crate::link_config::LinkConfig;
 pub(super) const SLOT: usize = 512;
 /// Number of SEND slots, and of RECVs.
 pub(super) const SLOTS: usize = 24;
-/// Maximum number of echoes in flight. The other end has RECVs for them and a few more.
+/// Maximum number of echoes in flight. The other end has a RECV for each echo and a few more RECVs.
 pub const MAX_ECHOES: usize = 16;
 
 /// The queues of a bare connection, which take 24 KiB of control memory.
@@ -26,12 +26,12 @@ pub struct Limits {
     /// Number of places for WRITEs, at most 16. WRITEs in flight go to different places, like
     /// messages that have not been read yet.
     pub places: usize,
-    /// Length in bytes of each place, which limits the longest WRITE. The accepting end grants no
-    /// longer places than it was granted.
+    /// Length in bytes of each place, which limits the longest WRITE. The accepting end grants
+    /// places that are no longer than the connecting end's places.
     pub place_len: usize,
     /// All places together may take 1 / `landing_part` of the pool's landing memory. If that is
-    /// less than one place, places are shorter. The rest is for calls, because a bare connection
-    /// keeps its memory while others wait.
+    /// less than one place, places are shorter. The rest of the landing memory is for calls,
+    /// because a bare connection keeps its memory while calls wait.
     pub landing_part: usize,
     /// Bytes of source memory, parts of which WRITEs use in turn. At least as long as one WRITE.
     pub source_len: usize,
@@ -39,7 +39,7 @@ pub struct Limits {
     /// time.
     pub requested: u64,
     /// Maximum number of WRITEs that one request may make this end do, and that this end requests
-    /// at a time. A WRITE of one byte takes as long as one of a page.
+    /// at a time. A WRITE of one byte takes as long as a WRITE of a page.
     pub requested_writes: u64,
 }
 

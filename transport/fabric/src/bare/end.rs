@@ -1,7 +1,7 @@
-//! One end, which posts SENDs and WRITEs and waits for messages.
+//! One end of a bare connection, which posts SENDs and WRITEs and waits for messages.
 //!
-//! The peer says how many WRITEs it wants, and over shared memory each is done as soon as it is
-//! queued. So every work request and every completion is charged to the task's turn (R20).
+//! The peer says how many WRITEs it wants, and over shared memory each WRITE is done as soon as it
+//! is queued. So this end charges every work request and every completion to the task's turn (R20).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -27,7 +27,8 @@ const MAX_IN_FLIGHT: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct End {
-    // Dropped in this order: the queue pair goes before the memory that it reads and writes (R9).
+    // Fields are dropped in this order, so the queue pair is destroyed before the memory that it
+    // reads and writes (R9).
     link: AnyLink,
     /// The source of WRITEs, in pool memory.
     source: Bytes,
@@ -74,8 +75,8 @@ impl End {
         Ok(done?)
     }
 
-    /// Takes available completions, and notices the end of the link. Where work is done as soon as
-    /// it is queued, nothing else waits for the link.
+    /// Takes available completions, and notices the end of the link. If a link does work as soon as
+    /// it is queued, no other call polls that link.
     async fn look(&mut self) -> Result<(), BareError> {
         let polled = poll_fn(|cx| Poll::Ready(self.link.poll(cx, &mut self.out))).await;
         self.complete().await;
@@ -99,7 +100,7 @@ impl End {
         }
     }
 
-    /// Posts what is queued, and waits for the next message.
+    /// Posts queued work, and waits for the next message.
     pub(super) async fn receive(&mut self) -> Result<Message, BareError> {
         loop {
             if let Some((slot, len)) = self.received.pop_front() {
@@ -113,7 +114,7 @@ impl End {
         }
     }
 
-    /// Queues one work request when there is room for it, and charges it.
+    /// Queues one work request when there is room for it, and charges the request to the turn.
     async fn queue(&mut self, work: Work, signal: bool) -> Result<(), BareError> {
         if turn::is_over() {
             // Lets the device work on the queued requests while other tasks run.
@@ -140,7 +141,7 @@ impl End {
     }
 
     async fn send(&mut self) -> Result<(), BareError> {
-        // A slot is free again once as many later requests as there are slots are done.
+        // A slot may be reused only once fewer than `SLOTS` requests are unfinished.
         while self.queued - self.done >= SLOTS as u64 {
             self.link.ring_doorbell()?;
             self.poll().await?;
@@ -223,8 +224,8 @@ impl End {
     }
 
     /// Does WRITEs, and returns when the device has reported all of them. On InfiniBand and RoCE
-    /// they have arrived then. As far as there are enough places, WRITEs in flight go to different
-    /// ones.
+    /// the WRITEs have then arrived. WRITEs in flight go to different places if there are enough
+    /// places.
     pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
         let len = writes.len as usize;
         let window = (writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT);
@@ -244,7 +245,7 @@ impl End {
         self.fill(len)?;
         let sources = self.limits.source_len.max(len) / len.max(1);
         let window = window as u64;
-        // Earlier SENDs may not have been reported yet.
+        // SENDs queued before the first WRITE may not have been reported yet.
         let first = self.queued;
         let last = first + u64::from(writes.count);
         while self.done.max(first) < last {

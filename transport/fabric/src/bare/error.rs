@@ -1,10 +1,10 @@
-//! Why a bare connection ended.
+//! The reason why a bare connection ended.
 
 use tonic_rdma_memory::{PoolError, RegisterError};
 
 use crate::error::LinkError;
 
-/// Why a bare connection ended.
+/// The reason why a bare connection ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BareError {
@@ -28,7 +28,7 @@ pub enum BareError {
         /// Bytes of the longest place.
         longest: usize,
     },
-    /// The peer wanted more bytes than are written for it.
+    /// The peer wanted more bytes than this end writes on request.
     #[error("the peer wants {wanted} bytes written, at most {limit} are")]
     TooMuch {
         /// Bytes.
@@ -36,7 +36,7 @@ pub enum BareError {
         /// Bytes.
         limit: u64,
     },
-    /// The peer wanted more WRITEs than are done at one request.
+    /// The peer wanted more WRITEs than this end does on one request.
     #[error("the peer wants {wanted} WRITEs, at most {limit} are done at a request")]
     TooMany {
         /// Number of WRITEs.
@@ -44,7 +44,7 @@ pub enum BareError {
         /// Number of WRITEs.
         limit: u64,
     },
-    /// The peer sent an invalid message, or one that was not expected now.
+    /// The peer sent an invalid message, or a message that was not expected at this point.
     #[error("a message that makes no sense: {0}")]
     Message(String),
 }

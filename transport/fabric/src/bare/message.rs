@@ -75,7 +75,7 @@ pub(super) fn written(out: &mut Vec<u8>) {
     out.push(WRITTEN);
 }
 
-/// Decodes a message, which is untrusted.
+/// Decodes an untrusted message.
 pub(super) fn decode(bytes: &[u8]) -> Result<Message, BareError> {
     let unknown = || BareError::Message(format!("{} bytes: {:02x?}", bytes.len(), head(bytes)));
     let (kind, fields) = bytes.split_first().ok_or_else(unknown)?;

@@ -1,5 +1,6 @@
-//! SENDs and WRITEs over a link, without the protocol and without calls. Their speed is the upper
-//! bound for any transport over the link. `rpc-demo doctor --peer` and the benchmarks measure it.
+//! SENDs and WRITEs over a link, without the protocol and without calls. The speed of such a
+//! connection is the upper bound for any transport over the link. `rpc-demo doctor --peer` and the
+//! benchmarks measure it.
 //!
 //! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
 //! [opens](Bare::open) the connection and measures.
@@ -22,12 +23,13 @@ use crate::bare::message::{Message, Writes};
 use crate::error::LinkError;
 use crate::provider::AnyLink;
 
-/// Serves the connecting end until it closes the connection: echoes its SENDs, grants it memory to
-/// WRITE to, which is never read, and WRITEs to memory that it has granted.
+/// Serves the connecting end until that end closes the connection. Echoes its SENDs, grants memory
+/// for its WRITEs, and WRITEs to memory that the connecting end has granted. Memory that is granted
+/// to the connecting end is never read.
 ///
 /// # Errors
-/// Why the connection ended, which is always an error: [`LinkError::Disconnected`] if the peer has
-/// closed it.
+/// The function always returns an error, the reason why the connection ended. It is
+/// [`LinkError::Disconnected`] if the peer has closed the connection.
 ///
 /// # Cancel safety
 /// Dropping the future ends the connection.
@@ -63,8 +65,8 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
 
 /// The connecting end.
 ///
-/// Its futures are not cancel safe: dropping one leaves work in flight, and the connection must
-/// then be dropped.
+/// The futures of its methods are not cancel safe. Dropping such a future leaves work in flight,
+/// and the connection must then be dropped.
 #[derive(Debug)]
 pub struct Bare {
     end: End,
@@ -88,13 +90,14 @@ impl Bare {
         Ok(Self { end, granted, limits })
     }
 
-    /// Bytes of the longest WRITE that both ends have room for.
+    /// Bytes of the longest WRITE for which both ends have room.
     pub fn longest(&self) -> usize {
         self.end.longest_place().min(self.granted)
     }
 
-    /// SENDs `count` messages of `len` bytes, which the other end echoes. Up to `in_flight` are in
-    /// flight at a time, at most [`MAX_ECHOES`]. Returns when all are back.
+    /// SENDs `count` messages of `len` bytes, which the other end echoes. Up to `in_flight`
+    /// messages are in flight at a time, but never more than [`MAX_ECHOES`]. Returns when all
+    /// echoes have arrived.
     ///
     /// # Errors
     /// The link fails.
@@ -120,7 +123,7 @@ impl Bare {
     }
 
     /// WRITEs `len` bytes `count` times to the other end, with up to `in_flight` WRITEs at a time,
-    /// and returns when they have arrived.
+    /// and returns when all WRITEs have arrived.
     ///
     /// # Errors
     /// [`BareError::TooLong`] if `len` is more than [`longest`](Self::longest). Otherwise, the link
@@ -136,7 +139,7 @@ impl Bare {
         self.echo(1, 1, 1).await
     }
 
-    /// Makes the other end WRITE to this one in the same way, by requests of at most
+    /// Makes the other end WRITE to this end in the same way, by requests of at most
     /// [`Limits::requested`] bytes and [`Limits::requested_writes`] WRITEs.
     ///
     /// # Errors
@@ -165,7 +168,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Closes the connection, so that the other end need not wait for its end.
+    /// Closes the connection, so that the other end learns of it at once.
     pub fn close(mut self) {
         self.end.disconnect();
     }

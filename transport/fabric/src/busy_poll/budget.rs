@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_memory::PerProcess;
 
-/// Unsuccessful polls may take this fraction, `1 / DIVISOR`, of the time of one processor.
+/// Unsuccessful polls may take `1 / DIVISOR` of the time of one processor.
 pub(super) const DIVISOR: u32 = 8;
 /// Time for unsuccessful polls that is available at first, and after a pause.
 pub(super) const BURST: Duration = Duration::from_millis(2);

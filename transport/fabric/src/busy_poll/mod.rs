@@ -4,16 +4,16 @@
 //! end runs again. Polling costs processor time. An end that polls for as long as the price of a
 //! sleep, and then sleeps, never spends more than twice the cost of the best choice (ski rental:
 //! Karlin et al., "Competitive snoopy caching", 1988). The time of a wake-up differs by two orders
-//! of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`). The
-//! price of a sleep is [`PRICE`] wake-ups.
+//! of magnitude between machines, so it is measured (`shm::wakeup::wake_cost`, `verbs::wake_cost`).
+//! The price of a sleep is [`PRICE`] wake-ups.
 //!
 //! An end learns whether polling pays from the time that each wait would have taken if neither end
-//! had slept: the length of the wait, less one wake-up if this end slept, and another if the peer
-//! slept and had to be woken. So two ends that sleep find out that both could poll, without trying
-//! it. Waits after a SEND and waits after a message each have a [`WaitEstimate`]. So a server that
-//! works for long before it answers does not poll while it works, but may poll for the next
-//! request. A message that only concerns the transport, such as a grant, changes nothing: an end
-//! that waited for an answer still does.
+//! had slept: the length of the wait, less one wake-up if this end slept, and less another wake-up
+//! if the peer slept and had to be woken. So two ends that sleep learn that both could poll,
+//! without having to try. Waits after a SEND and waits after a message each have a
+//! [`WaitEstimate`]. So a server that works for long before it answers does not poll while it
+//! works, but may poll for the next request. A message that only concerns the transport, such as a
+//! grant, changes nothing: an end that waited for an answer still waits for it.
 //!
 //! | expected wait | what the end does |
 //! |---|---|
@@ -30,7 +30,7 @@
 //! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not extended |
 //! | Sleeping | later SEND, after a long wait | as for a first SEND |
 //! | Sleeping | message | Ready |
-//! | Ready | the message only concerned the transport | as before it: Idle, or Ready for the same wait |
+//! | Ready | the message only concerned the transport | as before the message: Idle, or Ready for the same wait |
 //!
 //! In the long run, unsuccessful polls of all links of a process together take at most 1 /
 //! [`DIVISOR`](budget::DIVISOR) of one processor. When this budget is used up, an end whose last
@@ -43,17 +43,18 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-/// No poll begins if a wake-up takes less than this, or if polls are limited to less.
+/// No poll begins if a wake-up takes less than this time, or if polls are limited to less.
 const MIN_COST: Duration = Duration::from_micros(2);
-/// Number of checks between two yields to other tasks. At 40 to 140 cycles each, they take one or
-/// two microseconds.
+/// Number of checks between two yields to other tasks. At 40 to 140 cycles each, the checks take
+/// one or two microseconds.
 const SPINS: u32 = 32;
-/// The price of a sleep, in wake-ups. A call of 4 KiB took 40 us, and 64 us of both processors'
-/// time, with one sleep, and 15 us and 30 us without it. A wake-up took 8 us there (`compare --rows
-/// full --only up-4KiB-x1`, an Intel Xeon, family 6 model 207).
+/// The price of a sleep, in wake-ups. With one sleep, a call of 4 KiB took 40 us, and 64 us of
+/// processor time at both ends together. Without the sleep, the call took 15 us and 30 us. A
+/// wake-up took 8 us on that machine (`compare --rows full --only up-4KiB-x1`, an Intel Xeon,
+/// family 6 model 207).
 const PRICE: u32 = 4;
-/// A wait counts as at most this many prices, so that an endless one is forgotten after five short
-/// ones.
+/// A wait counts as at most this many prices, so that an endless wait is forgotten after five short
+/// waits.
 const MAX_PRICES: u32 = 4;
 
 /// The clock, and the budget of unsuccessful polls.
@@ -95,7 +96,7 @@ enum WaitKind {
 struct WaitEstimate {
     /// A moving average of how long a wait takes, without the time of wake-ups.
     expected: Duration,
-    /// The last poll was successful.
+    /// Whether the last poll was successful.
     hit: bool,
 }
 
@@ -154,9 +155,9 @@ pub(crate) struct BusyPoll<M = Host> {
     cost: Duration,
     received: WaitEstimate,
     sent: WaitEstimate,
-    /// The peer has to be woken before it answers what was sent last.
+    /// Whether the peer has to be woken before it answers the last SEND.
     peer_sleeps: bool,
-    /// `peer_sleeps` is a guess.
+    /// Whether `peer_sleeps` is a guess.
     peer_sleeps_is_guess: bool,
     state: State,
     /// The wait that the last message ended, if one had begun.
@@ -165,8 +166,8 @@ pub(crate) struct BusyPoll<M = Host> {
 }
 
 impl BusyPoll {
-    /// Creates a state that polls for `limit` at most, or never if that is zero. `cost` is the time
-    /// of a wake-up, as far as it is known.
+    /// Creates a state that polls for `limit` at most, or never if `limit` is zero. `cost` is the
+    /// time of a wake-up, as far as it is known.
     pub(crate) fn new(limit: Duration, cost: Duration) -> BusyPoll {
         BusyPoll::on(Host, limit, cost)
     }
@@ -222,15 +223,15 @@ impl<M: Machine> BusyPoll<M> {
         u32::from(kind == WaitKind::Sent && self.peer_sleeps)
     }
 
-    /// How long a poll lasts. `None` means that this end sleeps at once.
+    /// The length of a poll. `None` means that this end sleeps at once.
     fn poll_length(&self, kind: WaitKind) -> Option<Duration> {
         let poll_length = (self.cost * (PRICE + self.peer_wake_ups(kind))).min(self.limit);
         (self.estimate(kind).expected <= self.cost * PRICE && self.cost.min(self.limit) >= MIN_COST)
             .then_some(poll_length)
     }
 
-    /// Records that something was sent, to which an answer may come. `woken` tells whether the peer
-    /// slept and was woken. `None` means that the device does not tell; the peer then counts as
+    /// Records that something was sent, to which an answer may come. `woken` says whether the peer
+    /// slept and was woken. `None` means that the device does not say. The peer then counts as
     /// sleeping if the last answer took longer than a wake-up.
     pub(crate) fn sent(&mut self, woken: Option<bool>) {
         match self.state {
@@ -252,7 +253,7 @@ impl<M: Machine> BusyPoll<M> {
                 if self.machine.now().saturating_duration_since(since)
                     > self.cost * PRICE * MAX_PRICES
                 {
-                    // The earlier SEND needs no answer, or a slow one.
+                    // The earlier SEND needs no answer, or its answer is slow.
                     self.learn(WaitKind::Sent, Duration::MAX);
                     self.begin_wait(woken);
                 } else {
@@ -272,13 +273,13 @@ impl<M: Machine> BusyPoll<M> {
         };
     }
 
-    /// How long a poll that begins now may last. `None` means that this end sleeps at once. Calls
-    /// `now` only if the answer depends on the budget.
+    /// The maximum length of a poll that begins now. `None` means that this end sleeps at once.
+    /// Calls `now` only if the answer depends on the budget.
     fn allowed_poll(&self, kind: WaitKind, now: impl FnOnce() -> Instant) -> Option<Duration> {
         self.poll_length(kind).filter(|_| self.estimate(kind).hit || self.machine.may_poll(now()))
     }
 
-    /// Whether it is worth polling now.
+    /// Whether polling is worthwhile now.
     pub(crate) fn is_ready(&self) -> bool {
         match self.state {
             State::Ready(kind) => self.allowed_poll(kind, || self.machine.now()).is_some(),
@@ -286,14 +287,14 @@ impl<M: Machine> BusyPoll<M> {
         }
     }
 
-    /// Records a message. Returns whether this end polled for it.
+    /// Records a message. Returns whether this end polled for the message.
     pub(crate) fn received(&mut self) -> bool {
         let polled = matches!(self.state, State::Polling { .. });
         match self.state {
             State::Polling { kind, since, .. } => {
                 let took = if self.peer_wake_ups(kind) == 0 {
-                    // The wait took at most the price of a sleep, so reading the clock is not worth
-                    // it.
+                    // The wait took at most the price of a sleep, so this end need not read the
+                    // clock.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);
@@ -325,7 +326,7 @@ impl<M: Machine> BusyPoll<M> {
         }
     }
 
-    /// Decides what to do when the queue is empty. `on_other_processor` tells whether the peer runs
+    /// Decides what to do when the queue is empty. `on_other_processor` says whether the peer runs
     /// on another processor. Calls `has_work` for about a microsecond, or until it returns true.
     pub(crate) fn on_empty(
         &mut self,
@@ -334,7 +335,7 @@ impl<M: Machine> BusyPoll<M> {
     ) -> Next {
         let (kind, since, until) = match self.state {
             State::Idle | State::Sleeping { .. } => return Next::Sleep,
-            // A wait for a peer on the same processor tells nothing about polling.
+            // A wait for a peer on the same processor does not show whether polling pays.
             State::Ready(_) if !on_other_processor => {
                 self.state = State::Idle;
                 return Next::Sleep;
@@ -370,7 +371,7 @@ impl<M: Machine> BusyPoll<M> {
     /// Records a poll that has ended without success.
     fn poll_failed(&mut self, kind: WaitKind, since: Instant, until: Instant) {
         let now = self.machine.now();
-        // Time beyond the end of the poll was spent by other tasks.
+        // Other tasks spent the time after the end of the poll.
         self.machine.charge(now, now.min(until).saturating_duration_since(since));
         self.estimate_mut(kind).hit = false;
     }

@@ -1,7 +1,7 @@
 //! Gives all connections of a runtime the time without reading the clock for each message.
 //!
 //! Without a vDSO, reading the clock is a system call. The protocol's time-outs are seconds long,
-//! and a message that seems older than it is only makes the protocol send a PING sooner.
+//! and an old time only makes the protocol send a PING sooner.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::timer::time::{MAX_AGE, now};
 
 /// Number of clock reads between two expiries of the timer. So a nearly idle runtime needs no timer
-/// for this.
+/// for its clock.
 const READS: u32 = 8;
 
 /// The value of `reused` while no time is reused.
@@ -25,7 +25,7 @@ const NONE: u64 = u64::MAX;
 pub(super) struct CoarseClock {
     /// The origin of the reused time.
     epoch: Instant,
-    /// Nanoseconds since `epoch`. No other data depends on it.
+    /// The reused time in nanoseconds since `epoch`. No other data depends on this value.
     reused: AtomicU64,
     reads: AtomicU32,
 }
@@ -35,8 +35,8 @@ impl CoarseClock {
         CoarseClock { epoch, reused: AtomicU64::new(NONE), reads: AtomicU32::new(0) }
     }
 
-    /// Returns the time. If it is reused from now on, also returns when [`expire`](Self::expire) is
-    /// to be called.
+    /// Returns the time. If later calls reuse this time, also returns when [`expire`](Self::expire)
+    /// has to be called.
     #[inline]
     pub(super) fn now(&self) -> (Instant, Option<Instant>) {
         match self.reused.load(Ordering::Relaxed) {
@@ -48,7 +48,7 @@ impl CoarseClock {
     #[cold]
     fn read(&self) -> (Instant, Option<Instant>) {
         let now = now();
-        // Only one thread makes the last read.
+        // Only one thread makes the last of these reads.
         if self.reads.fetch_add(1, Ordering::Relaxed) + 1 != READS {
             return (now, None);
         }

@@ -1,9 +1,10 @@
 //! The timers of a runtime, which share one kernel timer.
 //!
-//! A task of the runtime waits for the kernel's timer, which is set for the first deadline, and
-//! wakes the tasks whose deadlines have passed. A deadline that is not the first costs no system
-//! call. After a deadline is cancelled, the kernel's timer stays set, and the task finds nothing to
-//! do. Deadlines that are close together expire together, so a wait may be longer by a [`SLACK`]th.
+//! The kernel's timer is set for the first deadline. A task of the runtime waits for the kernel's
+//! timer, and wakes the tasks whose deadlines have passed. A deadline that is not the first costs
+//! no system call. After a deadline is cancelled, the kernel's timer stays set, and the task finds
+//! nothing to do. Deadlines that are close together expire together, so a wait may be longer by `1
+//! /` [`SLACK`] of its length.
 //!
 //! | the timers of a runtime | event | next |
 //! |---|---|---|
@@ -30,16 +31,16 @@ use crate::timer::coarse_clock::CoarseClock;
 use crate::timer::time::{self, MAX_AGE, now};
 use crate::wake_gate::WakeGate;
 
-/// The runtimes with timers. A list is enough for the few there are.
+/// The runtimes with timers. A list suffices, because a process has few runtimes.
 type Runtimes = Vec<(Id, Weak<Deadlines>)>;
 
 static RUNTIMES: PerProcess<Mutex<Runtimes>> = PerProcess::new(Mutex::default);
 
-/// A longer wait is treated as endless.
+/// Maximum wait, 68 years. Longer waits are shortened to this length.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);
 
-/// A wait may be longer by this part of it, so that the waits of thousands of connections end
-/// together, instead of with three system calls each.
+/// A wait may be longer by `1 / SLACK` of its length. So the waits of thousands of connections end
+/// together. Otherwise each wait would cost three system calls.
 const SLACK: u64 = 32;
 
 /// A deadline, and the timer that it belongs to.
@@ -50,7 +51,7 @@ type Key = (Instant, u64);
 pub(super) struct Deadlines {
     fd: AsyncFd<OwnedFd>,
     clock: CoarseClock,
-    /// The origin of deadlines that expire together.
+    /// The time from which shared deadlines are counted.
     epoch: Instant,
     state: Mutex<State>,
 }
@@ -61,9 +62,9 @@ struct State {
     waiting: BTreeMap<Key, Option<Waker>>,
     /// The time for which the kernel's timer is set.
     armed: Option<Instant>,
-    /// When the kernel's timer last expired. All deadlines up to then have passed.
+    /// The time when the kernel's timer last expired. All deadlines up to this time have passed.
     passed: Option<Instant>,
-    /// When the clock's reused time becomes too old.
+    /// The time when the clock's reused time becomes too old.
     clock_expires: Option<Instant>,
     timers: usize,
     /// The number of the last timer.
@@ -73,12 +74,12 @@ struct State {
     task: Option<Waker>,
 }
 
-/// A timer on the kernel's timer of the runtime that it was made in.
+/// A timer that uses the kernel's timer of the runtime in which it was made.
 #[derive(Debug)]
 pub(super) struct KernelTimer {
     deadlines: Arc<Deadlines>,
     id: u64,
-    /// The time for which the timer was last set. It is in the map until it expires.
+    /// The time for which the timer was last set. The timer is in `waiting` until it expires.
     at: Option<Instant>,
     gate: WakeGate,
 }
@@ -88,7 +89,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Deadlines {
-    /// Adds a timer to the current runtime's deadlines. Returns these, and the timer's number.
+    /// Adds a timer to the current runtime's deadlines. Returns the deadlines and the timer's
+    /// number.
     fn join() -> io::Result<(Arc<Deadlines>, u64)> {
         let runtime = Handle::current();
         let mut runtimes = lock(&RUNTIMES);
@@ -122,7 +124,7 @@ impl Deadlines {
         Some(state.last)
     }
 
-    /// Delays a deadline by at most a [`SLACK`]th of its wait, to a multiple of a power of two of
+    /// Delays a deadline by at most `1 /` [`SLACK`] of its wait, to a multiple of a power of two of
     /// milliseconds, so that timers share deadlines.
     fn shared(&self, at: Instant, wait: Duration) -> Instant {
         let slack = wait.as_millis() as u64 / SLACK;
@@ -155,7 +157,7 @@ impl Deadlines {
         now
     }
 
-    /// Sets the kernel's timer for `at`, unless it expires earlier.
+    /// Sets the kernel's timer for `at`, unless that timer already expires earlier.
     fn arm_for(&self, state: &mut State, now: Instant, at: Instant) -> io::Result<()> {
         if state.armed.is_none_or(|armed| at < armed) {
             self.arm(at.saturating_duration_since(now))?;
@@ -187,13 +189,13 @@ impl Deadlines {
         }
     }
 
-    /// Handles that the kernel's timer has expired: removes the deadlines that have passed, and
-    /// sets the timer for the next. Returns the tasks to wake.
+    /// Handles the expiry of the kernel's timer: removes the deadlines that have passed, and sets
+    /// the timer for the next deadline. Returns the tasks to wake.
     fn expire(&self) -> Vec<Waker> {
         let now = now();
         let mut state = lock(&self.state);
-        // Not earlier than the time for which it was set, whatever the resolution of either clock,
-        // even if a test has stopped tokio's.
+        // The time of expiry is never earlier than the time for which the timer was set. The two
+        // clocks may differ in resolution, and a test may have stopped tokio's clock.
         let passed = state.armed.take().map_or(now, |armed| armed.max(now));
         state.passed = Some(passed);
         if state.clock_expires.is_some_and(|at| at <= passed) {
@@ -254,10 +256,10 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Ends the timers, because the runtime may end first.
+    /// Ends the timers, because the runtime may end before them.
     fn drop(&mut self) {
         lock(&self.0.state).ended = true;
-        // No other code would do this now.
+        // No other code makes the clock expire from now on.
         self.0.clock.expire();
     }
 }

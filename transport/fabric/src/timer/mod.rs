@@ -2,8 +2,8 @@
 //!
 //! While a tokio timer is set, the runtime reads the clock twice whenever it goes idle, even
 //! between two messages of a call. A [`Timer`] uses a kernel timer (timerfd_create(2)) that all
-//! timers of a runtime share (`deadlines`). It costs nothing while it waits, and a system call when
-//! it is set to expire before all others. It may fire late, by a 32nd of the wait.
+//! timers of a runtime share (`deadlines`). A [`Timer`] costs nothing while it waits, and one
+//! system call when it is set to expire before all others. It may fire late by 1/32 of the wait.
 //!
 //! Without a vDSO, reading the clock is also a system call. So a timer reports the time when it
 //! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
@@ -38,7 +38,7 @@ pub struct Timer {
 enum Kind {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
-    /// Used where there is no kernel timer, and on the simulated fabric, whose time tests stop.
+    /// Used if there is no kernel timer, and on the simulated fabric, because tests stop its time.
     Tokio(Pin<Box<Sleep>>),
 }
 
@@ -50,7 +50,7 @@ impl Default for Timer {
 
 impl Timer {
     /// Creates a timer that is not set. It uses this runtime's kernel timer, or a tokio timer if
-    /// the kernel gives none, for example because the process has no descriptor left.
+    /// the kernel refuses a timer, for example because the process has no descriptor left.
     ///
     /// # Panics
     /// Outside of a tokio runtime with both drivers enabled.
@@ -78,8 +78,8 @@ impl Timer {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Kind::Kernel(timer) => {
                 if let Err(error) = timer.set(at) {
-                    // The call does not fail for these arguments. A timer that never fires would
-                    // be worse.
+                    // The call does not fail for these arguments. A timer that never fires would be
+                    // worse than tokio's.
                     throttled!(warn, %error, "timerfd_settime; a timer of tokio's has to do");
                     self.kind = Kind::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
@@ -97,8 +97,8 @@ impl Timer {
         }
     }
 
-    /// Ready once, with the time at which the timer fired. Pending while it is not set. The task of
-    /// the last call is woken.
+    /// Ready once, with the time at which the timer fired. Pending while the timer is not set. The
+    /// timer wakes the task that made the last call.
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         if !self.set {
@@ -128,7 +128,7 @@ impl Timer {
 }
 
 /// A clock that may be [`MAX_AGE`](Self::MAX_AGE) late, and more in a runtime whose tasks delay its
-/// timers. It is good enough for the time of messages, for example.
+/// timers. Such a clock suffices, for example, for the arrival times of messages.
 #[derive(Debug, Default, Clone)]
 pub struct Clock(Time);
 
