@@ -135,7 +135,7 @@ fn constants() -> Vec<String> {
     declared.concat().iter().map(|(name, value)| format!("constant {name} {value}")).collect()
 }
 
-/// The C type that a Rust type stands for.
+/// The C type that corresponds to a Rust type.
 fn c_type(rust: &str) -> String {
     let rust = rust.replace(' ', "");
     if let Some(inner) = rust.strip_prefix("*mut") {

@@ -1,7 +1,7 @@
 //! Finds libraries for another processor.
 //!
-//! The dynamic linker skips them and reports that there is no such file, which misleads a user who
-//! sees the file.
+//! The dynamic linker skips such a library and reports that there is no such file. The report
+//! misleads a user who sees the file.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
@@ -9,7 +9,8 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// A file that has the library's name but is for another processor, and that processor's name.
+/// Returns a file that has the library's name but is for another processor, and the name of that
+/// processor.
 pub(crate) fn foreign(library: &CStr) -> Option<(PathBuf, String)> {
     let library = Path::new(OsStr::from_bytes(library.to_bytes()));
     let candidates = match library.components().count() {
@@ -35,7 +36,7 @@ fn directories() -> Vec<PathBuf> {
     directories
 }
 
-/// The processor that a shared object is for, if it is not this machine's.
+/// The name of a shared object's processor, if it differs from this machine's processor.
 fn machine(path: &Path) -> Option<String> {
     let mut header = [0; 20];
     File::open(path).ok()?.read_exact(&mut header).ok()?;

@@ -1,9 +1,9 @@
-//! Why the libraries cannot be used.
+//! The reason why the libraries cannot be used.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why the libraries cannot be used.
+/// The reason why the libraries cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -11,19 +11,19 @@ pub enum LoadError {
     Platform,
     /// A library cannot be opened, because it is missing or the dynamic linker refuses it.
     Library {
-        /// The name that it is looked for by.
+        /// The file name of the library.
         library: &'static str,
         /// The dynamic linker's message. If a file for another processor was found, its path is
         /// appended.
         dlerror: String,
     },
-    /// A library was opened but lacks a function. It is too old, or not rdma-core's.
+    /// A library was opened but lacks a function. The library is too old, or it is not rdma-core's.
     Symbol {
-        /// The name that it is looked for by.
+        /// The file name of the library.
         library: &'static str,
         /// The function.
         symbol: &'static str,
-        /// The dynamic linker's message, with the file that it has opened.
+        /// The dynamic linker's message, with the file that the linker has opened.
         dlerror: String,
     },
 }

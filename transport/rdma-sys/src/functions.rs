@@ -65,7 +65,8 @@ impl<T> Failure for *const T {
     }
 }
 
-/// Fails like a function of the libraries, for one that they lack.
+/// Called in place of a function that the libraries lack. Reports failure in the same way as the
+/// libraries' functions.
 #[cold]
 fn absent<T: Failure>() -> T {
     // SAFETY: the C library's errno belongs to this thread.
@@ -84,7 +85,7 @@ pub(crate) struct Declared {
     pub(crate) returned: &'static str,
 }
 
-/// Declares the table, the look-up of all its functions, and for each a function that calls it.
+/// Declares the table, the look-up of its functions, and a function that calls each entry.
 macro_rules! functions {
     ($(
         $library:ident = $file:literal {
@@ -99,7 +100,7 @@ macro_rules! functions {
             )* }
         }
     )*) => {
-        /// The addresses of the functions. Those that a library may lack are optional.
+        /// The addresses of the functions. Functions that a library may lack are optional.
         pub(crate) struct Table {$(
             $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> $returned,)*
             $(pub(crate) $opt_name: Option<unsafe extern "C" fn($($opt_type),*) -> $opt_returned>,)*
@@ -134,8 +135,8 @@ macro_rules! functions {
                 Ok(Table {$(
                     $($name: {
                         let found = $library.find(stringify!($name), $version)?;
-                        // SAFETY: the symbol of this version is a function of this type, by the
-                        // headers that `scripts/check-bindings` compares with.
+                        // SAFETY: the symbol of this version is a function of this type in the
+                        // headers, with which `scripts/check-bindings` compares the declarations.
                         unsafe {
                             std::mem::transmute::<
                                 std::ptr::NonNull<c_void>,
@@ -184,8 +185,8 @@ macro_rules! functions {
             }
         )*)*
 
-        /// Whether the loaded libraries have a function that older versions lack. False before they
-        /// are loaded.
+        /// Whether the loaded libraries have a function that older versions lack. False before the
+        /// libraries are loaded.
         pub mod has {
             $($(
                 #[doc = concat!("Whether [`", stringify!($opt_name), "`](super::", stringify!($opt_name), ") is there.")]
@@ -221,13 +222,13 @@ macro_rules! functions {
 functions! {
     verbs = "libibverbs.so.1" {
         required {
-            /// Lists the devices of this host. Null with errno if that fails.
+            /// Lists the devices of this host. Returns null and sets errno if that fails.
             "IBVERBS_1.1" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
             /// Frees the array that `ibv_get_device_list` returned.
             "IBVERBS_1.1" fn ibv_free_device_list(list: *mut *mut ibv_device) -> ();
             /// Returns the device's name, such as `mlx5_0`.
             "IBVERBS_1.1" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
-            /// Opens a device. Null with errno if that fails.
+            /// Opens a device. Returns null and sets errno if that fails.
             "IBVERBS_1.1" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
             /// Closes the context that `ibv_open_device` returned.
             "IBVERBS_1.1" fn ibv_close_device(context: *mut ibv_context) -> c_int;
@@ -235,7 +236,7 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_device(
                 context: *mut ibv_context, device_attr: *mut ibv_device_attr
             ) -> c_int;
-            /// Writes the attributes of a port that the first versions knew.
+            /// Writes those attributes of a port that the first versions had.
             #[allow(unreachable_pub, reason = "the inline function of this name calls it")]
             "IBVERBS_1.1" fn ibv_query_port(
                 context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr
@@ -244,24 +245,25 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_gid(
                 context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid
             ) -> c_int;
-            /// Makes a protection domain. Null with errno if that fails.
+            /// Makes a protection domain. Returns null and sets errno if that fails.
             "IBVERBS_1.1" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
             /// Frees a protection domain.
             "IBVERBS_1.1" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
-            /// Registers memory at its own address. Null with errno if that fails. The header's
-            /// macro calls [`ibv_reg_mr_iova2`] where a right is optional; this does not.
+            /// Registers memory at its own address. Returns null and sets errno if that fails. The
+            /// header's macro calls [`ibv_reg_mr_iova2`] if a right is optional. This function does
+            /// not.
             "IBVERBS_1.1" fn ibv_reg_mr(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int
             ) -> *mut ibv_mr;
             /// Ends a registration.
             "IBVERBS_1.1" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
-            /// Makes a completion channel. Null with errno if that fails.
+            /// Makes a completion channel. Returns null and sets errno if that fails.
             "IBVERBS_1.0" fn ibv_create_comp_channel(
                 context: *mut ibv_context
             ) -> *mut ibv_comp_channel;
             /// Destroys a completion channel.
             "IBVERBS_1.0" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-            /// Makes a completion queue. Null with errno if that fails.
+            /// Makes a completion queue. Returns null and sets errno if that fails.
             "IBVERBS_1.1" fn ibv_create_cq(
                 context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut
                 ibv_comp_channel, comp_vector: c_int
@@ -275,7 +277,7 @@ functions! {
             ) -> c_int;
             /// Acknowledges events of a completion queue.
             "IBVERBS_1.1" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) -> ();
-            /// Makes a queue pair. Null with errno if that fails.
+            /// Makes a queue pair. Returns null and sets errno if that fails.
             "IBVERBS_1.1" fn ibv_create_qp(
                 pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr
             ) -> *mut ibv_qp;
@@ -298,18 +300,18 @@ functions! {
             "IBVERBS_1.1" fn ibv_fork_init() -> c_int;
         }
         optional {
-            /// Registers memory at an address of the caller's choice, since version 25. Without it,
-            /// memory can be registered only at its own address.
+            /// Registers memory at an address of the caller's choice, since version 25. Without
+            /// this function, memory can be registered only at its own address.
             "IBVERBS_1.7" fn ibv_reg_mr_iova(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int
             ) -> *mut ibv_mr;
             /// Registers memory with optional rights, such as relaxed ordering, since version 28.
-            /// Without it, no right is optional, and relaxed ordering is not available.
+            /// Without this function, no right is optional, and relaxed ordering is not available.
             "IBVERBS_1.8" fn ibv_reg_mr_iova2(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint
             ) -> *mut ibv_mr;
-            /// Registers the memory of another device, by the descriptor of its dma-buf, since
-            /// version 34. Without it, such memory cannot be registered.
+            /// Registers memory of another device, given by the descriptor of its dma-buf, since
+            /// version 34. Without this function, such memory cannot be registered.
             "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(
                 pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int
             ) -> *mut ibv_mr;
@@ -317,7 +319,7 @@ functions! {
     }
     cm = "librdmacm.so.1" {
         required {
-            /// Makes an event channel. Null with errno if that fails.
+            /// Makes an event channel. Returns null and sets errno if that fails.
             "RDMACM_1.0" fn rdma_create_event_channel() -> *mut rdma_event_channel;
             /// Closes the descriptor and frees its memory, once all its ids are destroyed.
             "RDMACM_1.0" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> ();
@@ -374,17 +376,20 @@ functions! {
             "RDMACM_1.0" fn rdma_migrate_id(
                 id: *mut rdma_cm_id, channel: *mut rdma_event_channel
             ) -> c_int;
-            /// Opens all devices, which the library keeps open. Null with errno if that fails.
+            /// Opens all devices, which the library keeps open. Returns null and sets errno if that
+            /// fails.
             "RDMACM_1.0" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
             /// Frees the list of open devices.
             "RDMACM_1.0" fn rdma_free_devices(list: *mut *mut ibv_context) -> ();
         }
         optional {
             /// Completes a connection on the side that connects, if the library did not make the
-            /// queue pair. Since version 23; without it, the library has to make the queue pair.
+            /// queue pair. Available since version 23. Without this function, the library has to
+            /// make the queue pair.
             "RDMACM_1.2" fn rdma_establish(id: *mut rdma_cm_id) -> c_int;
             /// Writes the attributes for the next state of a queue pair that the library did not
-            /// make. Since version 23; without it, the library has to make the queue pair.
+            /// make. Available since version 23. Without this function, the library has to make the
+            /// queue pair.
             "RDMACM_1.2" fn rdma_init_qp_attr(
                 id: *mut rdma_cm_id, qp_attr: *mut ibv_qp_attr, qp_attr_mask: *mut c_int
             ) -> c_int;

@@ -47,7 +47,7 @@ pub unsafe fn ibv_post_recv(
     }
 }
 
-/// Takes completions. Returns how many, or a negative number if that fails.
+/// Takes completions. Returns their number, or a negative number if the call fails.
 ///
 /// # Safety
 /// The queue is alive, and `wc` has room for `num_entries` completions.
@@ -77,8 +77,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     }
 }
 
-/// Writes the attributes of a port. This is `___ibv_query_port` of the header. A library or driver
-/// before version 21 does not write `flags` and `port_cap_flags2`, which are then 0.
+/// Writes the attributes of a port. The header calls this function `___ibv_query_port`. A library
+/// or driver before version 21 does not write `flags` and `port_cap_flags2`, which are then 0.
 ///
 /// # Safety
 /// The context is open, and there is room for the attributes.
@@ -108,8 +108,9 @@ pub unsafe fn ibv_query_port(
 unsafe fn query_port(context: *mut ibv_context) -> Option<QueryPort> {
     /// `abi_compat` of a context that lies in a `verbs_context`.
     const IS_EXTENDED: usize = usize::MAX;
-    // SAFETY: the context is open. One that is extended is the last field of a `verbs_context`,
-    // whose size is right before it. Only as much of that struct is read as its size says.
+    // SAFETY: the context is open. An extended context is the last field of a `verbs_context`, and
+    // the field before it is the size of that struct. Only as much of the struct is read as this
+    // size says.
     unsafe {
         if (*context).abi_compat.addr() != IS_EXTENDED {
             return None;

@@ -12,15 +12,15 @@
 //!
 //! Only items that tonic-rdma uses are declared, under their C names. Structs that only the
 //! libraries allocate are declared up to the last field that is used. The constants of a C enum are
-//! in a module with its name, and their type is `Type` there. They are no Rust enum, because a
-//! library that is newer than this crate may return a value that has no name here.
+//! in a module with its name, and their type is `Type` there. A C enum is not declared as a Rust
+//! enum, because a library that is newer than this crate may return a value without a name here.
 //!
 //! # Loading
 //!
 //! [`load`] opens `libibverbs.so.1` and `librdmacm.so.1` with dlopen(3), and looks up each function
 //! with the version that a linked program would be bound to. Without a call of `load`, no library
-//! is mapped. Functions that are called before it, or after it has failed, fail with `EOPNOTSUPP`.
-//! The libraries stay loaded until the process ends.
+//! is mapped. Functions that are called before `load`, or after `load` has failed, fail with
+//! `EOPNOTSUPP`. The libraries stay loaded until the process ends.
 //!
 //! dlopen runs the constructors of the libraries in this process. A constructor that crashes ends
 //! the process, as it would in a program linked to the library. `TONIC_RDMA=off` keeps tonic-rdma

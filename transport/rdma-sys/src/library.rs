@@ -18,10 +18,10 @@ impl Library {
     /// # Errors
     /// The library is missing, or the dynamic linker refuses it.
     pub(crate) fn open(name: &'static str, file: &CStr) -> Result<Library, LoadError> {
-        // With RTLD_NOW, a library is refused if the libraries it needs lack a function. Otherwise
-        // the first call of that function would end the process.
-        // SAFETY: runs the constructors of rdma-core, which any program that is linked to it runs.
-        // The handle is never closed, so nothing taken from it can dangle.
+        // With RTLD_NOW, the dynamic linker refuses a library if the libraries that it needs lack a
+        // function. Otherwise the first call of that function would end the process. SAFETY: runs
+        // the constructors of rdma-core, which any program that is linked to it runs. The handle is
+        // never closed, so no function that is found in the library can dangle.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if let Some(handle) = NonNull::new(handle) {
             return Ok(Library { name, handle });
@@ -34,7 +34,7 @@ impl Library {
         Err(LoadError::Library { library: name, dlerror: words })
     }
 
-    /// The address of a function, in the version that a linked program would be bound to.
+    /// The address of a function, in the version to which a linked program would be bound.
     ///
     /// # Errors
     /// The library has no such function.
@@ -51,18 +51,18 @@ impl Library {
     }
 }
 
-/// The address of a function in this version. libibverbs has two versions of some functions, for
-/// programs that were linked to it before 2007.
+/// The address of a function in the given version. libibverbs has two versions of some functions,
+/// for programs that were linked to it before 2007.
 #[cfg(target_env = "gnu")]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> *mut c_void {
-    // SAFETY: the handle is open and both are strings; a symbol is not used by looking it up.
+    // SAFETY: the handle is open and both are strings; looking a symbol up does not use it.
     unsafe { libc::dlvsym(handle.as_ptr(), symbol.as_ptr(), version.as_ptr()) }
 }
 
 /// The address of a function in its default version, which is the version wanted here.
 #[cfg(not(target_env = "gnu"))]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, _version: &CStr) -> *mut c_void {
-    // SAFETY: the handle is open and the symbol is a string; it is not used by looking it up.
+    // SAFETY: the handle is open and the symbol is a string; looking a symbol up does not use it.
     unsafe { libc::dlsym(handle.as_ptr(), symbol.as_ptr()) }
 }
 

@@ -1,4 +1,4 @@
-//! The objects that libibverbs makes. Each is used through a pointer.
+//! The objects that libibverbs makes. They are used only through pointers.
 
 #![allow(missing_docs, reason = "the fields are those of the manual pages")]
 
@@ -30,7 +30,8 @@ pub struct ibv_device {
     pub transport_type: ibv_transport_type::Type,
 }
 
-/// The functions of the device's driver that verbs.h calls. The others belong to older libraries.
+/// The functions of the device's driver that verbs.h calls. The other entries belong to older
+/// libraries.
 #[derive(Debug)]
 #[repr(C)]
 pub struct ibv_context_ops {
@@ -57,7 +58,7 @@ pub struct ibv_context {
 }
 
 /// The struct around an [`ibv_context`] whose `abi_compat` marks it as extended. New fields are
-/// added at its beginning. This is the part from `query_port` on.
+/// added at its beginning. This declaration is the part from `query_port` on.
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPort>,

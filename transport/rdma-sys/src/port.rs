@@ -24,8 +24,8 @@ opaque! {
     _compat_ibv_port_attr,
 }
 
-/// The attributes of ibv_query_port(3) in version 22. Newer versions have another field, which they
-/// do not write if they are passed this size.
+/// The attributes of ibv_query_port(3) in version 22. Newer versions have one more field, which
+/// they do not write if they get the size of this struct.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {
@@ -57,9 +57,9 @@ pub struct ibv_port_attr {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_gid {
-    /// Its bytes, in network order.
+    /// The bytes of the address, in network order.
     pub raw: [u8; 16],
-    /// Its two halves.
+    /// The two halves of the address.
     pub global: ibv_gid_global,
 }
 
@@ -82,7 +82,7 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 
-/// The way to a peer's port.
+/// The address vector of a peer's port.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_ah_attr {

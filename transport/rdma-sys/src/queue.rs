@@ -73,7 +73,7 @@ pub struct ibv_qp_cap {
     pub max_inline_data: u32,
 }
 
-/// The attributes that a queue pair is made with.
+/// The attributes with which a queue pair is made.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_qp_init_attr {

@@ -48,7 +48,7 @@ opaque! {
     ibv_ah,
 }
 
-/// A piece of registered memory.
+/// A range of registered memory.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_sge {
@@ -75,7 +75,7 @@ pub struct ibv_send_wr_atomic {
     pub rkey: u32,
 }
 
-/// The peer's queue pair that a datagram goes to.
+/// The peer's queue pair that receives a datagram.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr_ud {
@@ -93,7 +93,7 @@ pub union ibv_send_wr_wr {
     pub ud: ibv_send_wr_ud,
 }
 
-/// The memory that a memory window is bound to.
+/// The memory to which a memory window is bound.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_mw_bind_info {
@@ -142,7 +142,7 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub imm_data: u32,
     pub wr: ibv_send_wr_wr,
-    /// In C, a union of structs with a single number, that of the shared receive queue.
+    /// In C, a union of structs with a single number, the number of the shared receive queue.
     pub qp_type: u32,
     pub rest: ibv_send_wr_rest,
 }
