@@ -136,7 +136,7 @@ pub enum FabricError {
     /// The device does not support reliable connections, so the connection manager does not serve
     /// it.
     #[error(
-        "RDMA device {device} has no reliable connections (RC queue pairs), which calls need, as AWS EFA has none: an address does not help"
+        "RDMA device {device} has no reliable connections (RC queue pairs), which calls need (AWS EFA has none either): an address does not help"
     )]
     NoConnections {
         /// Name of the device.

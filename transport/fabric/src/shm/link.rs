@@ -637,7 +637,7 @@ impl Link for ShmLink {
         }
         let Some(chunk) = self.table.share(rkey, &self.revoked) else {
             return Err(
-                self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's"))
+                self.misuse(format!("rkey {rkey:#x} belongs to another link, or is unknown"))
             );
         };
         let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };

@@ -59,7 +59,7 @@ impl Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match KernelTimer::new() {
             Ok(timer) => return Timer { kind: Kind::Kernel(timer), set: false },
-            Err(error) => tracing::debug!(%error, "timerfd_create; a timer of tokio's has to do"),
+            Err(error) => tracing::debug!(%error, "timerfd_create; a tokio timer is used instead"),
         }
         Timer::with_tokio_clock()
     }
@@ -79,8 +79,8 @@ impl Timer {
             Kind::Kernel(timer) => {
                 if let Err(error) = timer.set(at) {
                     // The call does not fail for these arguments. A timer that never fires would be
-                    // worse than tokio's.
-                    throttled!(warn, %error, "timerfd_settime; a timer of tokio's has to do");
+                    // worse than a tokio timer.
+                    throttled!(warn, %error, "timerfd_settime; a tokio timer is used instead");
                     self.kind = Kind::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
             }

@@ -8,9 +8,10 @@
 //! | UNNAME | | the file is unmapped, if it was mapped |
 //!
 //! The limits suffice for a peer that leases all of its landing memory to one connection, in chunks
-//! of the usual size and some others. [`MAX_CHUNK_BYTES`] is also the limit that an end imposes on
-//! itself as [`Caps::max_landing`](crate::Caps::max_landing). A peer that keeps giving chunks and
-//! taking them back unused only costs this end time, so this end ends the connection.
+//! of the usual size and a few chunks of other sizes. [`MAX_CHUNK_BYTES`] is also the limit that an
+//! end imposes on itself as [`Caps::max_landing`](crate::Caps::max_landing). A peer that keeps
+//! giving chunks and taking them back unused only costs this end time, so this end ends the
+//! connection.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -142,9 +143,9 @@ impl PeerChunks {
         }
         let is_unused = chunk.map.as_ref().is_none_or(PeerMap::is_unused);
         match is_unused && self.is_flood(Instant::now()) {
-            true => Err(format!(
-                "a flood of chunks: {MAX_UNUSED} within {UNUSED_PERIOD:?} that nothing was sent to"
-            )),
+            true => {
+                Err(format!("a flood of chunks: {MAX_UNUSED} unused ones within {UNUSED_PERIOD:?}"))
+            }
             false => Ok(()),
         }
     }

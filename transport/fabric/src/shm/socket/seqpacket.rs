@@ -117,7 +117,7 @@ fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Resul
     }
     let (_, truncated) = received?;
     if fds.len() > MAX_FDS {
-        let what = "a message that brings more descriptors than any of the protocol";
+        let what = "a message with more descriptors than the protocol allows";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if truncated {
@@ -146,7 +146,7 @@ fn read(
         }
     };
     if got.flags.contains(ReturnFlags::TRUNC) {
-        let what = "a message that is longer than any of the protocol";
+        let what = "a message that is longer than the protocol allows";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     Ok((got.bytes, got.flags.contains(ReturnFlags::CTRUNC)))

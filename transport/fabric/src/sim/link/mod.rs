@@ -228,7 +228,7 @@ impl SimLink {
         }
         if !self.checksums.is_same(request.seq) {
             net.breach(|| {
-                format!("R10: what work reads has changed before it was sent ({})", self.end.id)
+                format!("R10: the memory of work changed before it was sent ({})", self.end.id)
             });
         }
         match request.remote {
@@ -423,7 +423,7 @@ impl SimLink {
             let net = &self.end.device.net;
             if !self.checksums.done(seq) {
                 net.breach(|| {
-                    format!("R10: what work reads has changed before it was done ({})", self.end.id)
+                    format!("R10: the memory of work changed before it was done ({})", self.end.id)
                 });
             }
             if let Some(id) = self.sq.complete(seq) {
