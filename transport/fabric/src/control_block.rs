@@ -296,9 +296,10 @@ impl ControlBlock {
     #[inline]
     pub(crate) fn block_mut(&mut self) -> &mut [u8] {
         let (base, bytes) = self.block();
-        // SAFETY: the range lies in a buffer of this block, is initialized, and no device writes
-        // there (the RECV ring ends before it, or lies in another buffer); &mut self makes it
-        // unique on this side. A device may read it at the same time, which Rust does not see.
+        // SAFETY: the range lies in a buffer of this block and is initialized. No device writes
+        // there, because the RECV ring ends before the range or lies in another buffer. &mut self
+        // makes the range unique on this side. A device may read the range at the same time, which
+        // Rust does not see.
         unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) }
     }
 
@@ -373,8 +374,8 @@ impl ControlBlock {
             return &[];
         };
         // SAFETY: the slot is held, so no device writes into it (its RECV is complete and not
-        // posted again, which takes &mut self); it is initialized and `filled` bytes of it lie
-        // within the buffer.
+        // posted again, which takes &mut self); the slot is initialized, and its first `filled`
+        // bytes lie within the buffer.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), (*filled).min(len) as usize) }
     }
 }

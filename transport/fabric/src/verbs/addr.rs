@@ -50,8 +50,8 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     if addr.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise; every sockaddr begins with its family. Unaligned reads, because
-    // getifaddrs and rdma_cm promise no alignment.
+    // SAFETY: the caller's promise; every sockaddr begins with its family. The reads are unaligned,
+    // because getifaddrs and rdma_cm promise no alignment.
     unsafe {
         match i32::from((&raw const (*addr).sa_family).read_unaligned()) {
             libc::AF_INET => {

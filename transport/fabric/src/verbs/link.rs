@@ -197,7 +197,7 @@ impl VerbsLink {
     /// Posts the RECV for the message that proves the path.
     fn post_proof(&mut self) -> io::Result<()> {
         let Some(sge) = self.memory.proof.as_ref().map(PathProof::sge) else { return Ok(()) };
-        // SAFETY: the memory is held by the proof, which goes once both of its requests are
+        // SAFETY: the proof holds the memory. The proof is dropped once both of its requests are
         // complete, or after the queue pair (R9).
         unsafe { self.qp.post_recv(RECV | PROOF, sge) }
     }
@@ -279,8 +279,8 @@ impl VerbsLink {
             length: block.recv_size(slot),
             lkey,
         };
-        // SAFETY: the slot is posted from here until its completion is marked; the block shows only
-        // slots that are held, frees extra ones only when none is posted, and is freed after the
+        // SAFETY: the slot is posted from here until its completion is marked. The block shows only
+        // held slots, frees extra slots only when no extra slot is posted, and is freed after the
         // queue pair (R9).
         unsafe { self.qp.post_recv(RECV | u64::from(slot), sge) }
     }

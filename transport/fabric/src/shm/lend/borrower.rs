@@ -95,8 +95,8 @@ struct Whole(Arc<PeerMap>);
 
 impl AsRef<[u8]> for Whole {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: as for `Borrowed`. Nobody reads these bytes: they tell where the memory lies, and
-        // keep it.
+        // SAFETY: as for `Borrowed`. Nobody reads these bytes. They only say where the memory lies,
+        // and keep it mapped.
         unsafe { std::slice::from_raw_parts(self.0.ptr(), self.0.len()) }
     }
 }
@@ -240,11 +240,11 @@ impl AsRef<[u8]> for Borrowed {
     fn as_ref(&self) -> &[u8] {
         let start = self.file.map.ptr();
         // SAFETY: the bytes lie in the mapping, which lives as long as this value. Its file keeps
-        // its size (R15), and its pages: `Map::read_only` finds them all when the seals that forbid
-        // to remove any are there. This process does not write there. The peer must not, until the
-        // lease is returned (R8). One that does can spoil only what it sent itself, and `Landed`
-        // hides the bytes from all code that would rely on them; the application, which may see
-        // them, is told so.
+        // its size (R15) and its pages: `Map::read_only` has found all pages at a time when the
+        // seals already forbade removing any. This process does not write to the bytes. The peer
+        // must not write to them until the lease is returned (R8). A peer that does so can only
+        // spoil its own message, and `Landed` hides the bytes from all code that would rely on
+        // them. The application, which may see them, is told so.
         unsafe { std::slice::from_raw_parts(start.add(self.at), self.len) }
     }
 }

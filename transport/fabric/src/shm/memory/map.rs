@@ -212,7 +212,7 @@ impl Map {
     /// Frees the pages after the first `keep` bytes, in both processes. The freed bytes read as
     /// zeros afterwards.
     pub(crate) fn release(&self, keep: usize) {
-        // SAFETY: takes a number and touches no memory of ours; this rests on no rule.
+        // SAFETY: takes a number and accesses no memory; this rests on no rule.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let Ok(page @ 1..) = usize::try_from(page) else { return };
         let keep = keep.next_multiple_of(page);
@@ -237,9 +237,9 @@ impl Map {
         }
         self.touch(at, end);
         // SAFETY: at .. end lies within the mapping, whose file keeps its size (R15). The peer may
-        // remove pages at any time, which a write makes again. This process uses nothing that
-        // `touch` reads there, and has no reference to it. Source and destination differ: the
-        // destination is the peer's file.
+        // remove pages at any time, and a write allocates them again. This process does not use the
+        // bytes that `touch` reads, and has no reference to them. Source and destination differ,
+        // because the destination is the peer's file.
         unsafe { tonic_rdma_memory::copy(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true
     }
@@ -248,8 +248,8 @@ impl Map {
     fn touch(&mut self, at: usize, end: usize) {
         let mut next = at.max(self.touched);
         while next < end {
-            // SAFETY: next lies within the mapping, which keeps its size (R15). Whatever is read is
-            // not used.
+            // SAFETY: next lies within the mapping, which keeps its size (R15). The byte that is
+            // read is not used.
             unsafe { self.ptr.as_ptr().add(next).read_volatile() };
             let addr = self.ptr.addr().get() + next;
             next += FAULT_AROUND - addr % FAULT_AROUND;
@@ -265,9 +265,9 @@ impl Map {
 
 impl Words for Map {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self; its
-        // file keeps its size, whatever pages it has, and a page that is missing reads as zeros
-        // (R15). Other processes may write to it at any time, which atomics allow.
+        // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self. Its
+        // file keeps its size, and a missing page reads as zeros (R15). Other processes may write
+        // to the memory at any time, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast::<AtomicU64>(), self.len / 8) }
     }
 }

@@ -202,10 +202,10 @@ impl Drop for ShmRegistration {
     }
 }
 
-// SAFETY: a key is looked up in the table for each loan and removed from it when the Registration
-// drops. A peer that had it keeps at most a mapping of its own. The pool takes the pages out of the
-// file before it unmaps it, and never uses the file again. An application buffer that is kept
-// registered stays in such a mapping, as its owner has been told.
+// SAFETY: each loan looks its key up in the table, and dropping the Registration removes the key
+// from the table. A peer that had the key keeps at most its own mapping. The pool takes the pages
+// out of the file before it unmaps it, and never uses the file again. An application buffer that
+// stays registered stays in such a mapping, as its owner has been told.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {
         false

@@ -158,8 +158,9 @@ impl SimLink {
         if let Some((ptr, _)) = self.block.slot_place(slot)
             && self.block.mark_posted(slot)
         {
-            // SAFETY: the block writes or reads a slot only while it is held; it is posted from
-            // here until its arrival is marked. The block lives until Drop has called `close`.
+            // SAFETY: the block writes or reads a slot only while the slot is held. The slot is
+            // posted from here until its arrival is marked. The block lives until Drop has called
+            // `close`.
             unsafe { self.end.post(slot, ptr, self.block.recv_size(slot)) };
         }
     }
@@ -266,8 +267,8 @@ impl SimLink {
         if let Some((mut bytes, addr, rkey)) = self.late_write.take() {
             net.emit(Event::Written { end, peer, addr, rkey, len: bytes.len() });
             let src = NonNull::from(bytes.as_mut_slice()).cast();
-            // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is
-            // what `Table::write` allows any peer; the injected bug is there to break R9.
+            // SAFETY: the source is a copy of this link's own. `Table::write` allows any peer such
+            // a write to its memory. The injected bug breaks R9 on purpose.
             unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
         }
         Ok(())
@@ -306,9 +307,9 @@ impl SimLink {
             changed[0] ^= 1;
             src = NonNull::from(changed.as_mut_slice()).cast();
         }
-        // SAFETY: the source is a copy of this call's own, lies in this link's block, which only
-        // &mut self writes, or in pool memory that the send queue delays: frozen, or a buffer that
-        // it owns.
+        // SAFETY: the source is a private copy of this call, lies in this link's block, which only
+        // &mut self writes, or lies in pool memory that the send queue delays. Such memory is
+        // frozen, or is a buffer that the send queue owns.
         let allowed = unsafe {
             match rng.one_in(net.config.unordered) {
                 true => self.unordered.write(table, (rkey, addr), (src, len), rng),

@@ -45,8 +45,8 @@ impl Drop for SimRegistration {
     }
 }
 
-// SAFETY: keys are looked up under the table's lock for each access and removed under it when the
-// Registration drops, so they stop working then.
+// SAFETY: each access looks its key up under the table's lock. Dropping the Registration removes
+// the key under the same lock, so the key stops working then.
 unsafe impl Registrar for SimRegistrar {
     fn pins(&self) -> bool {
         false

@@ -116,9 +116,9 @@ impl Table {
             .and_then(|r| r.place(iova, len));
         if let Some(addr) = place {
             let dst = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
-            // SAFETY: the region is live and covers the range, and it stays so while the lock is
-            // held, because deregistration takes the same lock; the code that registered it
-            // promised that it stays mapped until then. That nobody reads there is R8 and R9:
+            // SAFETY: the region is live and covers the range. Both stay true while the lock is
+            // held, because deregistration takes the same lock. The code that registered the region
+            // promised that the memory stays mapped until then. Nobody reads there, by R8 and R9:
             // granted memory has no reader on its own side. Ranges may overlap when both ends share
             // a process, so this is a move.
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };

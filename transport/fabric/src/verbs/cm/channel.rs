@@ -191,7 +191,7 @@ impl Drop for RawId {
             return;
         }
         // SAFETY: the id is alive, its queue pair is destroyed, and a reader of one of its events
-        // acknowledges it without waiting for this. The id is not used afterwards.
+        // acknowledges the event without waiting for this call. The id is not used afterwards.
         if let Err(error) = check(unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) }) {
             tonic_rdma_memory::throttled!(warn, %error, "rdma_destroy_id failed; the id is leaked");
         }

@@ -103,8 +103,8 @@ impl AsyncEvents {
             }
             tracing::debug!(device = self.device.name, kind, "asynchronous event");
         }
-        // SAFETY: taken above and acknowledged once. Destroying the object that it names waits for
-        // that.
+        // SAFETY: taken above and acknowledged once. Destroying the object that the event names
+        // waits for the acknowledgement.
         unsafe { rdma_sys::ibv_ack_async_event(at) };
         Ok(true)
     }

@@ -33,7 +33,7 @@ impl CqEvent {
     /// its events itself.
     pub(super) fn ack(self) {
         // SAFETY: destroying the queue waits in libibverbs for this event to be acknowledged, so
-        // that the queue is still there.
+        // the queue still exists.
         unsafe { rdma_sys::ibv_ack_cq_events(self.cq.as_ptr(), 1) };
     }
 }

@@ -377,7 +377,8 @@ impl Qp {
         if self.is_own || self.device.is_iwarp() {
             return;
         }
-        // SAFETY: all zeros is valid for the attributes. Only the one named in the mask is read.
+        // SAFETY: all zeros is valid for the attributes. Only the attribute that the mask names is
+        // read.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.min_rnr_timer = RNR_TIMER_1_MS;
         let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
@@ -416,8 +417,8 @@ impl Qp {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive; the rest is the caller's promise. The request itself is
-        // copied by the call.
+        // SAFETY: the queue pair is alive; the rest is the caller's promise. The call copies the
+        // request itself.
         posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
     }
 
