@@ -379,8 +379,8 @@ pub trait Link: Send + 'static {
 
     /// Posts the [extra RECVs](crate::LinkConfig::recv_extra) for which the pool can
     /// [spare](Pool::spare) memory, and returns the number of newly posted RECVs. The peer may get
-    /// that many more credits. Returns 0 if all are posted, if there is no memory, or if the link
-    /// posts all its RECVs at the start, like shared memory.
+    /// that many more credits. Returns 0 if all extra RECVs are posted, if there is no memory, or
+    /// if the link posts all its RECVs at the start, as over shared memory.
     ///
     /// # Errors
     /// The device refused work; the link is dead.

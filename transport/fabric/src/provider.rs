@@ -266,7 +266,8 @@ impl Fabric {
     }
 
     /// Whether links post [extra RECVs](LinkConfig::recv_extra) only when needed. False over shared
-    /// memory, where a RECV is a slot of a ring and pins nothing, so all are posted from the start.
+    /// memory, where a RECV is a slot of a ring and pins nothing, so all RECVs are posted from the
+    /// start.
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]

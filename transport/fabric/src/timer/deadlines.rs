@@ -3,8 +3,8 @@
 //! The kernel's timer is set for the first deadline. A task of the runtime waits for the kernel's
 //! timer, and wakes the tasks whose deadlines have passed. A deadline that is not the first costs
 //! no system call. After a deadline is cancelled, the kernel's timer stays set, and the task finds
-//! nothing to do. Deadlines that are close together expire together, so a wait may be longer by `1
-//! /` [`SLACK`] of its length.
+//! nothing to do. Deadlines that are close together expire together, so a wait may be longer by its
+//! length divided by [`SLACK`].
 //!
 //! | the timers of a runtime | event | next |
 //! |---|---|---|
@@ -124,8 +124,8 @@ impl Deadlines {
         Some(state.last)
     }
 
-    /// Delays a deadline by at most `1 /` [`SLACK`] of its wait, to a multiple of a power of two of
-    /// milliseconds, so that timers share deadlines.
+    /// Delays a deadline by at most its wait divided by [`SLACK`], to a multiple of a power of two
+    /// of milliseconds, so that timers share deadlines.
     fn shared(&self, at: Instant, wait: Duration) -> Instant {
         let slack = wait.as_millis() as u64 / SLACK;
         let Some(step) = slack.checked_ilog2().map(|log| Duration::from_millis(1 << log)) else {
@@ -212,7 +212,7 @@ impl Deadlines {
             && let Err(error) = self.arm_for(&mut state, passed, at)
         {
             // The call does not fail for these arguments. Timers that never expire would be worse
-            // than those that expire early.
+            // than timers that expire early.
             throttled!(warn, %error, "timerfd_settime; all timers expire");
             wakers.extend(std::mem::take(&mut state.waiting).into_values().flatten());
             self.clock.expire();

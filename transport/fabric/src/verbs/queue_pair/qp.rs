@@ -67,7 +67,7 @@ impl QpCapacity {
 }
 
 /// The greatest number below `refused` that `takes` accepts, or 0 if it accepts none. If `takes`
-/// accepts a number, it must also accept all smaller ones.
+/// accepts a number, it must also accept all smaller numbers.
 fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     let (mut accepted, mut refused) = (0, refused);
     while refused - accepted > 1 {
