@@ -23,8 +23,8 @@ pub struct Chunk {
     pub segments: SmallVec<[Bytes; 3]>,
     /// Total length of all segments in bytes.
     pub len: usize,
-    /// Whether this is one message whose segments were extracted. Otherwise it holds bytes exactly
-    /// as the body returned them.
+    /// Whether this is one message whose segments were extracted. Otherwise the chunk holds bytes
+    /// exactly as the body returned them.
     pub apart: bool,
     /// Index of the segment that holds the longest `bytes` field, if known.
     pub longest: Option<usize>,
@@ -52,7 +52,8 @@ pub struct BodyEncoder {
 
 impl BodyEncoder {
     /// Creates an encoder for the body of `call`. Messages of up to `whole` bytes are not split.
-    /// `apart` allows splitting at all: see [`is_plain_grpc`](crate::is_plain_grpc).
+    /// `apart` says whether messages may be split at all: see
+    /// [`is_plain_grpc`](crate::is_plain_grpc).
     pub fn new(call: Call, whole: usize, apart: bool) -> Self {
         match apart {
             true => {
@@ -103,7 +104,7 @@ impl BodyEncoder {
             Poll::Pending | Poll::Ready(None | Some(Err(_))) => None,
         };
         let Some(data) = data else {
-            // Drop the messages that were encoded before the error, because tonic loses them too.
+            // Drop the messages that were encoded before the error, because tonic also loses them.
             sink.clear();
             return frame;
         };
@@ -136,7 +137,7 @@ fn lost() -> Status {
     Status::internal(LOST)
 }
 
-/// Cuts a frame at the placeholders, and replaces each with its message.
+/// Cuts a frame at the placeholders, and replaces each placeholder with its message.
 fn expand(
     apart: &mut Apart,
     frame: Bytes,

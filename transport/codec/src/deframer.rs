@@ -1,5 +1,5 @@
-//! Finds the messages in a received body, and puts placeholders in the place of those that can stay
-//! where they landed.
+//! Finds the messages in a received body, and replaces messages that can stay where they landed
+//! with placeholders.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::named::gather::{Gather, Gathered};
 use crate::pending_messages::{self, Kept, Message};
 use crate::placeholder::{self, HEADER, Key};
 
-/// Messages of at least this many bytes stay where they landed. Copying shorter ones costs less.
+/// Messages of at least this many bytes stay where they landed. Copying a shorter message costs
+/// less.
 const MIN: usize = 4096;
 /// Size in bytes of the allocations that placeholders share.
 const SHARE: usize = 1024;
@@ -26,9 +27,9 @@ pub(super) const SLICE: usize = 16 * 1024;
 const HANDED: usize = 64 * 1024;
 
 /// If a message is longer than this, its header is passed to tonic alone. tonic then sizes its
-/// buffer for the message once. With message bytes after the header, the buffer would first grow to
-/// hold these and then again by the whole length. A message that fits into tonic's initial buffer
-/// needs no separate header.
+/// buffer for the message once. If message bytes followed the header at once, the buffer would
+/// first grow to hold these bytes, and then grow again by the whole length. A message that fits
+/// into tonic's initial buffer needs no separate header.
 const ALONE: usize = 8 * 1024 - HEADER;
 
 thread_local! {
@@ -43,11 +44,12 @@ static FILLING: [u8; HANDED] = [0; HANDED];
 /// A part of a received body.
 #[derive(Debug)]
 pub enum Part {
-    /// Arrived in control messages, and was copied to memory that the peer cannot write to.
+    /// The part arrived in control messages, and was copied to memory that the peer cannot write
+    /// to.
     Eager(Bytes),
-    /// Arrived by RDMA WRITE.
+    /// The part arrived by RDMA WRITE.
     Landed(Landed),
-    /// Lies in memory that the peer has lent, except for its ends.
+    /// The part lies in memory that the peer has lent, except for its ends.
     Lent(Box<LentPiece>),
 }
 
@@ -73,8 +75,8 @@ impl Part {
 pub(super) enum At {
     /// Within a header: the bytes received so far, and their number.
     Header([u8; HEADER], usize),
-    /// After a header that is not passed on yet. Its message has this length, is complete, and can
-    /// stay where it landed.
+    /// After a header that is not passed on yet. The message after the header has this length, is
+    /// complete, and can stay where it landed.
     Whole(usize),
     /// Within a message that is passed on as it arrives.
     Message { left: usize, long: bool },
@@ -115,23 +117,24 @@ impl At {
 /// Bytes copied for the decoder, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// For a plain codec, which copies them.
+    /// Bytes for another crate's codec, which copies its input.
     pub plain: u64,
-    /// Because the codec is not known yet, or to learn tonic's limit.
+    /// Bytes copied because the codec is not known yet, or to learn tonic's limit.
     pub learning: u64,
-    /// Messages that landed in several parts, which tonic joins.
+    /// Bytes of messages that landed in several parts, which tonic joins.
     pub joined: u64,
-    /// Messages that are too short for a placeholder.
+    /// Bytes of messages that are too short for a placeholder.
     pub short: u64,
-    /// Copied to a buffer that the caller has named.
+    /// Bytes copied to a buffer that the caller has named.
     pub named: u64,
 }
 
 /// Deframer of one received body.
 ///
-/// Only this crate's decoder receives landed bytes. For any other reader they are copied out first,
-/// in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed on as it was
-/// read. So tonic finds the same message boundaries even if the peer overwrites headers later.
+/// Only this crate's decoder receives landed bytes. For any other reader, landed bytes are copied
+/// out first, in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed
+/// on as it was read. So tonic finds the same message boundaries even if the peer overwrites
+/// headers later.
 #[derive(Debug)]
 pub struct Deframer {
     method: Arc<Method>,
@@ -184,8 +187,8 @@ impl Deframer {
         deframer
     }
 
-    /// The next bytes for the decoder, which copies them: at most [`HANDED`]. `None` if nothing is
-    /// left.
+    /// Returns the next bytes for the decoder, at most [`HANDED`], or `None` if nothing is left.
+    /// The decoder copies them.
     pub fn pop(&mut self) -> Option<Bytes> {
         let popped = self.pop_part();
         if self.later.is_empty() { popped } else { self.pop_later(popped) }
@@ -266,7 +269,7 @@ impl Deframer {
         Delivered { named, ..std::mem::take(&mut self.delivered) }
     }
 
-    /// Adds the next part of the body, once all earlier ones have been popped. `used` is the
+    /// Adds the next part of the body, once all earlier parts have been popped. `used` is the
     /// reader's codec.
     pub fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
@@ -386,8 +389,8 @@ impl Deframer {
         self.keep(message, fill)
     }
 
-    /// Bytes by which the placeholder of a message of `len` bytes is padded, because tonic may not
-    /// accept that length.
+    /// Returns the padding of the placeholder for a message of `len` bytes. If tonic is not known
+    /// to accept that length, the placeholder gets the message's length, so that tonic checks it.
     pub(super) fn padding(&self, len: usize) -> usize {
         if len > self.method.decodes() { len.saturating_sub(placeholder::LEN) } else { 0 }
     }
@@ -409,7 +412,7 @@ impl Deframer {
     }
 }
 
-/// A piece being copied together.
+/// A piece that is copied together from landed bytes.
 #[derive(Debug, Default)]
 struct CopyBuffer {
     bytes: BytesMut,

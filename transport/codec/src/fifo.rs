@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 pub struct Fifo<T> {
     /// `None` if the queue is empty.
     first: Option<T>,
-    /// The elements behind the first. Allocated when the queue first holds a second element, and
-    /// kept.
+    /// The elements behind the first. The memory is allocated when the queue first holds a second
+    /// element, and is then kept.
     #[expect(
         clippy::box_collection,
         reason = "queues are moved about with what they are in, and most have no second"

@@ -27,11 +27,11 @@ use crate::prost_codec::ProstCodec;
 /// How a piece of a body arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
-    /// In control messages.
+    /// The piece arrives in control messages.
     InMessages,
-    /// The message lands by WRITE.
+    /// The piece lands by WRITE.
     Landed,
-    /// Lent, except for a few bytes at its ends.
+    /// The piece is lent, except for a few bytes at its ends.
     Lent,
 }
 

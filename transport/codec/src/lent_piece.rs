@@ -5,8 +5,8 @@ use tonic_rdma_memory::{Landed, LandedReader, Window};
 
 use crate::placeholder::HEADER;
 
-/// A piece of a message with lent bytes: the bytes before them, the lent bytes, and the bytes
-/// after.
+/// A piece of a message with lent bytes: the bytes before them, the lent bytes, and the bytes after
+/// them.
 #[derive(Debug, Default)]
 pub struct LentPiece {
     /// The bytes before the lent ones, in memory that the peer cannot write to.

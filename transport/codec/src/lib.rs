@@ -1,8 +1,8 @@
 //! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma), which does not copy `bytes`
 //! fields. tonic-rdma exports it as `tonic_rdma::codec`, whose documentation describes it.
 //!
-//! Depend on tonic-rdma instead. The codec is a crate of its own because the replacement for
-//! tonic-prost uses it, and tonic-rdma depends on tonic-prost.
+//! Depend on tonic-rdma instead. The codec is a separate crate, because the replacement for
+//! tonic-prost uses it and tonic-rdma depends on tonic-prost.
 //!
 //! | file | what |
 //! |---|---|
@@ -59,13 +59,14 @@ pub mod internal {
     pub use crate::served::serve_first;
 }
 
-/// Minimum length in bytes of a `bytes` field that the encoder extracts. Copying a shorter one
+/// Minimum length in bytes of a `bytes` field that the encoder extracts. Copying a shorter field
 /// costs less than describing it.
 ///
-/// Encoding a message with an extracted field takes some 1,800 instructions more than one of 64
-/// bytes, whatever its length (`codec-encode-1MiB` and `codec-encode-64` of `make costs`). A copy
-/// of 4 KiB touches 64 cache lines twice, and extraction saves two copies: one to tonic's buffer,
-/// one to staging. So from about 4 KiB on, extraction costs no more than a copy.
+/// Encoding a message with an extracted field takes some 1,800 instructions more than encoding a
+/// message of 64 bytes, whatever the field's length (`codec-encode-1MiB` and `codec-encode-64` of
+/// `make costs`). A copy of 4 KiB touches 64 cache lines twice, and extraction saves two copies:
+/// one to tonic's buffer, one to staging. So from about 4 KiB on, extraction costs no more than a
+/// copy.
 pub const SEGMENT: usize = 4096;
 
 use http::{HeaderMap, header};
@@ -76,7 +77,7 @@ pub fn is_plain_grpc(headers: &HeaderMap) -> bool {
     // A call has few headers: one pass costs less than three look-ups.
     for (name, value) in headers {
         if *name == header::CONTENT_TYPE {
-            // Not application/grpc-web.
+            // application/grpc-web is not plain gRPC.
             let rest = value.as_bytes().strip_prefix(b"application/grpc");
             grpc = rest.is_some_and(|rest| !rest.starts_with(b"-"));
         } else if *name == header::CONTENT_ENCODING

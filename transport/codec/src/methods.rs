@@ -46,7 +46,7 @@ enum ByDecoder {
 #[derive(Debug, Default)]
 pub struct Method {
     used: AtomicU8,
-    /// A [`ByDecoder`].
+    /// The [`ByDecoder`] state as a number.
     by_decoder: AtomicU8,
     /// Length in bytes of the longest outgoing message that tonic is known to accept.
     encodes: AtomicUsize,
@@ -143,8 +143,8 @@ impl Method {
 #[derive(Debug, Default)]
 pub struct Methods {
     known: RwLock<Table>,
-    /// The last method called that is not in the table. Concurrent calls share it, so that each
-    /// length is learnt once for all of them.
+    /// The most recently called method that is not in the table. Concurrent calls share the method,
+    /// so that each length is learnt only once.
     latest: Mutex<(Box<str>, Weak<Method>)>,
 }
 
@@ -165,8 +165,8 @@ impl Methods {
         }
     }
 
-    /// Returns a method that is not in the table. Calls of one path share it while any is in
-    /// progress.
+    /// Returns a method that is not in the table. Calls of one path share the method while any of
+    /// them is in progress.
     fn latest(&self, path: &str) -> Arc<Method> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let same = if *latest.0 == *path { latest.1.upgrade() } else { None };

@@ -11,15 +11,15 @@ use crate::methods::Method;
 use crate::named::message::NamedMessage;
 use crate::placeholder::Key;
 
-/// A power of two.
+/// Number of shards, a power of two.
 const SHARDS: usize = 16;
 
 /// A message as it arrived.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// In one piece.
+    /// The message lies in one piece.
     Whole(Landed),
-    /// Lent, except for its ends.
+    /// The message is lent, except for its ends.
     Lent(Box<LentPiece>),
     /// A message of a call that has named a buffer.
     Named(Box<NamedMessage>),

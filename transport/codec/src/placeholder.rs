@@ -5,9 +5,9 @@
 //! | out | mark, key, the message's gRPC header, its bytes without the segments, filling |
 //! | in | mark, key, filling |
 //!
-//! Both begin with an invalid protobuf tag, so that no other decoder accepts them as a message. A
-//! key cannot be guessed and is valid for one message, so nothing that a peer or an application
-//! writes is mistaken for a placeholder.
+//! Placeholders of both directions begin with an invalid protobuf tag, so that no other decoder
+//! accepts them as a message. A key cannot be guessed and is valid for one message, so nothing that
+//! a peer or an application writes is mistaken for a placeholder.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -26,8 +26,8 @@ thread_local! {
     static KEYS: (RandomState, Cell<u64>) = Default::default();
 }
 
-/// Identifies one message, and is used once. Consists of a number and its 64-bit keyed hash
-/// (SipHash), with a secret of the thread as the key. Keys that an attacker has seen reveal nothing
+/// Identifies one message, and is used once. The key consists of a number and its 64-bit keyed hash
+/// (SipHash), whose secret belongs to the thread. Keys that an attacker has seen reveal nothing
 /// about other keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 16]);

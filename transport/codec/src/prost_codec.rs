@@ -14,8 +14,9 @@ use crate::placeholder::{self, Key, LOST};
 use crate::served;
 use crate::sink::{self, Next};
 
-/// Initial capacity in bytes of tonic's buffer for a body. Long fields bypass it, and short
-/// messages need no more. With tonic's own default of 8 KiB, a unary call would allocate 32 KiB.
+/// Initial capacity in bytes of tonic's buffer for a body. Long fields bypass the buffer, and short
+/// messages need no more memory. With tonic's own default of 8 KiB, a unary call would allocate 32
+/// KiB.
 const BUFFER: usize = 1024;
 /// Number of message bytes after which tonic emits a frame. This is tonic's default.
 const YIELD: usize = 32 * 1024;
@@ -83,8 +84,8 @@ pub struct ProstEncoder<T> {
 }
 
 impl<T> ProstEncoder<T> {
-    /// Creates an encoder with custom buffer sizes. While messages are long, each gets a frame of
-    /// its own, whatever the sizes are.
+    /// Creates an encoder with custom buffer sizes. While messages are long, each message gets a
+    /// separate frame, whatever the sizes are.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
     }
@@ -150,7 +151,7 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             pending_messages::Message::Whole(message) => message.reader(&mut window),
             pending_messages::Message::Lent(piece) => piece.message(&mut window),
         };
-        // As in tonic-prost: protobuf errors are INTERNAL.
+        // As in tonic-prost, protobuf errors become INTERNAL.
         U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 

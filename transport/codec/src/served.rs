@@ -1,11 +1,11 @@
-//! Which codec reads a request, known before any of it is read.
+//! Finds out which codec reads a request, before any part of the request is read.
 //!
 //! A tonic service makes its decoder when it is first polled, before it polls the request's body.
 //! So a decoder of this crate that is made in that time belongs to the method. A client that the
 //! service calls also makes a decoder, but makes an encoder first, so decoders after an encoder are
 //! ignored. A layer or handler that calls another service in the process before it awaits anything
 //! may have made the decoder instead. Then no decoder of this crate takes the first messages, which
-//! reveals the mistake, and the method's codec is learnt from the first response.
+//! reveals the mistake. The method's codec is then learnt from the first response.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// Takes the method back, even if the service panics. If a service polls another service for the
-/// first time within its own poll, its own later decoders are not noticed.
+/// first time within its own poll, the outer service's later decoders are not noticed.
 struct Ends;
 
 impl Drop for Ends {

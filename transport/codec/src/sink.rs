@@ -38,8 +38,8 @@ thread_local! {
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// Values that an encoder and the body being polled exchange. Each poll of a body sets one, so it
-/// has no destructor.
+/// Values that an encoder and the body being polled exchange. Each poll of a body sets such values,
+/// so the type has no destructor.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     /// Whether there is a sink.
@@ -56,7 +56,7 @@ impl Place {
     const NONE: Place = Place { is_set: false, ours: false, whole: 0, proven: 0, apart: false };
 }
 
-/// Sets a place until this is dropped, and then restores the outer one.
+/// Sets a place, and restores the outer place on drop.
 struct Placed<'a> {
     /// The sink that receives the encoder's results.
     own: Option<&'a mut Sink>,
@@ -103,8 +103,8 @@ pub(super) struct Sink {
     pub(super) proven: usize,
     /// Whether this crate's encoder has run.
     pub(super) ours: bool,
-    /// `None` until a message is split. Boxed, because most bodies need none and a sink is moved at
-    /// each poll.
+    /// `None` until a message is split. The value is boxed, because most bodies do not need it and
+    /// a sink is moved at each poll.
     pub(super) apart: Option<Box<Apart>>,
 }
 
@@ -138,7 +138,7 @@ impl Sink {
         Sink { whole: whole.max(SEGMENT), proven: 0, ours: false, apart: None }
     }
 
-    /// Runs `poll` with this sink set, and restores the outer one afterwards.
+    /// Runs `poll` with this sink set, and restores the outer sink afterwards.
     pub(super) fn set<R>(&mut self, poll: impl FnOnce() -> R) -> R {
         let Sink { whole, proven, ours, .. } = *self;
         let place = Place { is_set: true, ours, whole, proven, apart: self.apart.is_some() };
@@ -178,8 +178,8 @@ impl Sink {
 pub(super) enum Next {
     /// tonic decides.
     Batch,
-    /// One message per frame until this many short ones have been encoded. Otherwise tonic, which
-    /// counts only the placeholders' bytes, would batch many long messages.
+    /// Each frame gets one message until this many short messages have been encoded. Otherwise
+    /// tonic, which counts only the placeholders' bytes, would batch many long messages.
     Alone(u8),
 }
 
@@ -202,8 +202,8 @@ pub(super) fn encode<T: Message>(
     last: Next,
 ) -> Result<Next, Status> {
     let next = split_or_whole(item, dst, last)?;
-    // Checked after the message was read, because reading may have revealed that a file is shorter
-    // now.
+    // The check follows the reading of the message, because reading may have revealed that a file
+    // is shorter now.
     #[cfg(target_os = "linux")]
     if mapped_file::is_any_truncated() {
         check_truncated(item)?;

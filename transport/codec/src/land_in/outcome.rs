@@ -43,8 +43,8 @@ pub enum WhyCopied {
     /// The call went over TCP.
     #[error("the call went over TCP")]
     Tcp,
-    /// The call went over shared memory, and the server cannot map the buffer. Either it is no
-    /// `LandableBuf` that stays registered, or the server has as many files mapped as it may.
+    /// The call went over shared memory, and the server cannot map the buffer. Either the buffer is
+    /// not a `LandableBuf` that stays registered, or the server has mapped as many files as it may.
     #[error("the call went over shared memory")]
     SharedMemory,
     /// The message was too short for a WRITE, or the server's codec does not tell where the fields
@@ -64,18 +64,18 @@ pub enum WhyCopied {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WhyEmpty {
-    /// No call has used it, or the call ended without a message.
+    /// No call has used the buffer, or the call ended without a message.
     #[error("no message was received")]
     NoMessage,
     /// The stub does not use [`ProstCodec`](crate::ProstCodec), or had sent no message when
     /// the reply came.
     #[error("the stub does not use tonic_rdma::codec::ProstCodec")]
     Codec,
-    /// The message has no field of type `Bytes`, or only empty ones.
+    /// The message has no field of type `Bytes`, or only empty fields of this type.
     #[error("the message has no bytes field")]
     NoField,
-    /// The field is longer than the buffer. It was delivered as usual or, with `LandIn::or_fail`,
-    /// the call failed.
+    /// The field is longer than the buffer. The field was delivered as usual. With
+    /// `LandIn::or_fail`, the call failed instead.
     #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
     #[non_exhaustive]
     TooLong {

@@ -82,8 +82,8 @@ impl Claimed {
         self.set(Outcome::Empty { why });
     }
 
-    /// Whether a field of this length fits. Fails if the field does not fit and the call has to
-    /// fail then.
+    /// Whether a field of this length fits. Fails if the field does not fit and the call must then
+    /// fail.
     pub fn fits(&self, field: usize) -> Result<bool, Status> {
         let buffer = self.lease.capacity();
         if field <= buffer {

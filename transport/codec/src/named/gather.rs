@@ -1,5 +1,5 @@
-//! The first message of a body whose field is to land in an application buffer. It is kept in the
-//! parts in which it arrived, however short they are.
+//! The first message of a body whose field is to land in an application buffer. The message is kept
+//! in the parts in which it arrived, however short they are.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +24,8 @@ pub(crate) struct Gather {
 pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
-    /// Whether nothing else of the body can land in the buffer, so that the stream may release it.
+    /// Whether nothing else of the body can land in the buffer, so that the stream may release the
+    /// buffer.
     pub(crate) lets_go: bool,
 }
 

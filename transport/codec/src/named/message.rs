@@ -19,10 +19,10 @@ pub(crate) struct NamedMessage {
 
 impl NamedMessage {
     /// Decodes the message. If possible, its longest `bytes` field is a view of the buffer: either
-    /// it landed there, or it is copied there now.
+    /// the field landed there, or it is copied there now.
     ///
-    /// The place of the field that the peer stated is not trusted. So the message is decoded twice,
-    /// the first time to find the field.
+    /// The position that the peer stated for the field is not trusted. So the message is decoded
+    /// twice. The first pass finds the field.
     pub(crate) fn decode<U: Message + Default>(self) -> Result<U, Status> {
         let NamedMessage { mut parts, claimed } = self;
         let Some((at, len)) = longest_field::<U>(parts.clone()).map_err(malformed)? else {
@@ -99,7 +99,8 @@ fn cut(parts: &mut Vec<Landed>, at: usize) -> Vec<Landed> {
     behind
 }
 
-/// The offset and the length of the longest field of type `Bytes`. Of several, the first.
+/// Returns the offset and the length of the longest field of type `Bytes`. If several fields have
+/// this length, returns the first of them.
 fn longest_field<U: Message + Default>(
     parts: Vec<Landed>,
 ) -> Result<Option<(usize, usize)>, DecodeError> {
