@@ -13,13 +13,13 @@ pub enum Liveness {
     /// The link always reports that the peer's end is gone, so no probes are sent.
     Told,
     /// This side sends [probes](crate::Event::Probe). The peer's end counts as gone if a probe
-    /// stays unanswered for this time, or if the link reports earlier that one was not
+    /// stays unanswered for this time, or if the link reports earlier that a probe was not
     /// acknowledged.
     Asked(Duration),
 }
 
-/// How long a probe may stay unanswered unless the link states another time: three times as long as
-/// a side waits before it sends one.
+/// How long a probe may stay unanswered unless the link states another time. It is three times as
+/// long as a side waits before it sends a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
 /// A keep-alive like HTTP/2's, to which the peer's process has to reply.
@@ -27,8 +27,8 @@ const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 pub struct KeepAlive {
     /// A PING is sent after this time without a message. At most a day.
     pub interval: Duration,
-    /// The peer is dead if neither the answer nor another message arrives within this time. At most
-    /// a day.
+    /// The peer counts as dead if neither the answer nor another message arrives within this time.
+    /// At most a day.
     pub timeout: Duration,
     /// PINGs are also sent while no stream is open.
     pub while_idle: bool,
@@ -43,21 +43,22 @@ impl KeepAlive {
     }
 }
 
-/// Limits and sizes of one side of a connection. The hello carries those that the peer needs.
+/// Limits and sizes of one side of a connection. The hello carries the settings that the peer
+/// needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Length in bytes of a control slot, which limits the longest SEND. 512 to 32,768; default
     /// 8,192.
     pub slot_size: u32,
-    /// Bytes of each of the first `recv_slots` RECV slots. A connection at rest has only these.
-    /// While enough extra slots are posted, these need not be
+    /// Bytes of each of the first `recv_slots` RECV slots. A connection at rest has only these
+    /// slots. They need not be posted while enough extra slots are posted
     /// ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`; 0, the default, means
     /// `slot_size`.
     pub rest_slot_size: u32,
     /// Number of RECV slots at the start, which are the peer's first credits. 4 to 4,096; default
     /// 32.
     pub recv_slots: u16,
-    /// Maximum number of RECV slots. Those beyond `recv_slots` are added and removed with the load
+    /// Maximum number of RECV slots. Slots beyond `recv_slots` are added and removed with the load
     /// ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to 4,096;
     /// default 32.
     pub max_recvs: u16,
@@ -79,15 +80,16 @@ pub struct Config {
     pub whole: u32,
     /// Maximum bytes that are granted or unread in all streams together. Beyond this total, a
     /// stream gets memory only for the one message that its reader waits for, or, if the stream
-    /// holds nothing else, for one message of up to `stream_window`. Of the windows for small
-    /// messages, the part beyond `stream_window` counts. At least 64 KiB; default 64 MiB.
+    /// holds nothing else, for one message of up to `stream_window`. Windows for small messages
+    /// count only with the part beyond `stream_window`. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
     /// Alignment of landed payload in bytes: the longest [aligned
-    /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this. With 1,
-    /// source and destination are equal modulo 64 instead. A power of two, 1 to 4,096; default 64.
+    /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this. With an
+    /// alignment of 1, the addresses of source and destination are equal modulo 64 instead. A power
+    /// of two, 1 to 4,096; default 64.
     pub align: u16,
     /// Number of standing grants kept with a peer that sends bulk. 0 turns them off; default 4, at
     /// most 64.

@@ -54,7 +54,7 @@ pub enum Breach {
     /// A SEND arrived although the peer had no credit left.
     #[error("SEND without credit")]
     NoCredit,
-    /// A message is longer than the RECV that its credit stands for.
+    /// A message is longer than the RECV of its credit.
     #[error("message of {len} bytes for a RECV of {recv} (credits tell the sizes of RECVs)")]
     LongerThanItsRecv {
         /// Bytes of the message.
@@ -87,7 +87,7 @@ pub enum Breach {
         /// Stream that the frame names.
         stream: StreamId,
     },
-    /// A connection frame names a stream, or a stream frame names none.
+    /// A connection frame names a stream, or a stream frame names no stream.
     #[error("{frame} frame with stream id {id}")]
     StreamField {
         /// Name of the frame.
@@ -197,7 +197,8 @@ pub enum Breach {
         /// Stream that the frame names.
         stream: StreamId,
     },
-    /// The peer ended its half of a stream while it held grants for it, or waited for some.
+    /// The peer ended its half of a stream while it held grants for this stream, or waited for
+    /// some.
     #[error("{0} ended with grants held or asked for")]
     EndWithGrants(StreamId),
     /// A GRANT that is empty, exceeds the address space, was not requested, is too short, or has an

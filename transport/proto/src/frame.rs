@@ -60,10 +60,10 @@ pub enum Frame {
     Abort { id: u32 },
     /// Asks for a grant to be returned.
     Recall { id: u32 },
-    /// Asks whether the peer is alive. With `ack`: the reply.
+    /// Asks whether the peer is alive. With `ack`, the frame is the reply.
     Ping { ack: bool, token: u64 },
-    /// Asks the peer to open no new streams. With `ack`: the reply, after which its sender opens no
-    /// more.
+    /// Asks the peer to open no new streams. With `ack`, the frame is the reply, and its sender
+    /// opens no more streams.
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
@@ -72,8 +72,8 @@ pub enum Frame {
     Lent { stream: u32, end: bool, lent: Box<LentBody> },
     /// Ends a lease: the receiver of LENT no longer reads the memory.
     Return { lease: u32 },
-    /// Announces that the rest of a body goes by DATA. With `own`, it is the body that the frame's
-    /// sender sends, otherwise the one that it receives.
+    /// Announces that the rest of a body goes by DATA. With `own`, it is a body that the frame's
+    /// sender sends, otherwise a body that the frame's sender receives.
     Decline { stream: u32, own: bool },
 }
 

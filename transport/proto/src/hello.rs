@@ -109,7 +109,7 @@ pub enum Reject {
         "the server may not make the memory files that shared memory needs (RLIMIT_FSIZE, or memfd_create(2) forbidden)"
     )]
     MemoryFiles,
-    /// The server's process, or its host, has run out of something that a connection needs.
+    /// The server's process, or its host, has run out of a resource that a connection needs.
     #[error("a limit of the server's process allows no further connection (os error {errno})")]
     ProcessLimit {
         /// The error of the system call.
@@ -263,7 +263,7 @@ impl Hello {
     /// Decodes a hello from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the data is invalid.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_HELLO, HELLO_LEN)?;
         Ok(Hello {
@@ -289,7 +289,7 @@ impl Accept {
     /// Decodes an accept from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the data is invalid.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_ACCEPT, HELLO_LEN)?;
         if data[6] != data[7] {
@@ -329,7 +329,7 @@ impl Reject {
     /// Decodes a reject from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the data is invalid.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_REJECT, REJECT_LEN)?;
         Ok(match u32::from_le_bytes(le(data, 8)) {

@@ -38,8 +38,8 @@ impl fmt::Display for GrantId {
     }
 }
 
-/// Why a stream was reset. The numbers are those of HTTP/2 (RFC 9113 section 7), so gRPC's mapping
-/// of reset codes to status codes applies unchanged.
+/// Why a stream was reset. The numbers are the same as in HTTP/2 (RFC 9113 section 7), so gRPC's
+/// mapping of reset codes to status codes applies unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ResetCode(pub u32);
 

@@ -19,8 +19,8 @@
 //!
 //! # How a driver uses it
 //!
-//! 1. [`Connection::client`] or [`Connection::server`] once hellos have been exchanged.
-//! 2. For every completed RECV: repost the slot, then call [`Connection::receive`] (R1).
+//! 1. Call [`Connection::client`] or [`Connection::server`] once hellos have been exchanged.
+//! 2. For every completed RECV, repost the slot, then call [`Connection::receive`] (R1).
 //! 3. Call [`Connection::poll_event`] until it returns nothing, and deliver the events to streams.
 //!    Answer [`Connection::poll_landing`] with memory.
 //! 4. Call [`Connection::poll_transmit`] until it returns nothing or the send queue is full, and

@@ -101,8 +101,8 @@ impl Payload {
         Payload::default()
     }
 
-    /// Appends a segment. `pinned` means that it lies in memory that the device can read; otherwise
-    /// it is staged.
+    /// Appends a segment. `pinned` means that the segment lies in memory that the device can read.
+    /// Otherwise the segment is staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: false });
     }
@@ -114,7 +114,7 @@ impl Payload {
         self.push_segment(Segment { bytes, pinned, aligned: true });
     }
 
-    /// Marks the last segment as one that may be lent: see
+    /// Marks the last segment as a segment that may be lent: see
     /// [`Connection::poll_lend`](crate::Connection::poll_lend). If several segments are marked, the
     /// longest may be lent.
     pub fn last_is_lendable(&mut self) {
@@ -154,7 +154,7 @@ impl Payload {
         self.segments.get(at as usize).map(|segment| &segment.bytes)
     }
 
-    /// The segments before the one that may be lent, that segment, and the segments after it.
+    /// The segments before the segment that may be lent, that segment, and the segments after it.
     pub(crate) fn around_lendable(&self) -> Option<(&[Segment], &Bytes, &[Segment])> {
         let (head, rest) = self.segments.split_at_checked(self.lendable? as usize)?;
         let (lendable, tail) = rest.split_first()?;
@@ -167,8 +167,8 @@ impl Payload {
         self
     }
 
-    /// The longest aligned segment, or the longest of all if none is aligned. Of several with this
-    /// length, the first.
+    /// Returns the longest aligned segment, or the longest segment if none is aligned. If several
+    /// segments have this length, returns the first of them.
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
         let mut longest: Option<Lead> = None;
@@ -188,8 +188,8 @@ impl Payload {
         Some(Field { at: u32::try_from(lead.at).ok()?, len: u32::try_from(lead.len).ok()? })
     }
 
-    /// Cuts off the bytes around the [`field`](Self::field), if they are no more than `max`.
-    /// Returns those before it and those after it.
+    /// Cuts off the bytes around the [`field`](Self::field), if there are at most `max` of them.
+    /// Returns the bytes before the field and the bytes after it.
     pub(crate) fn cut_to_field(&mut self, max: usize) -> Option<(Payload, Payload)> {
         let field = self.field()?;
         if self.len - field.len as usize > max {

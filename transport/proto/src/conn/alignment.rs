@@ -13,7 +13,7 @@
 //! requires an alignment that the source does not have. On some processors a copy between addresses
 //! that differ modulo `LINE` is several times slower.
 //!
-//! By this table the sender computes the **begin** of the message: the address of the message's
+//! With this table the sender computes the **begin** of the message: the address of the message's
 //! first byte, modulo the modulus. A REQUEST states the begin, and the receiver grants memory whose
 //! address is congruent to it. Each further part starts at an address congruent to the end of the
 //! previous part. In a standing grant, the sender writes from the first such address on, and DONE

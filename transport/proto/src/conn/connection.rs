@@ -86,7 +86,7 @@ impl Connection {
     }
 
     /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. A
-    /// piece that is longer than the next RECV goes in several messages.
+    /// piece that is longer than the next RECV is sent in several messages.
     pub fn eager_limit(&self) -> usize {
         self.terms.eager_limit()
     }
@@ -143,7 +143,7 @@ impl Connection {
 
     /// Tells the connection that the RECV of the last message is not posted again: see
     /// [`Event::Quiet`]. Call this after [`receive`](Self::receive), for an extra RECV, or for one
-    /// of the first RECVs while extra ones are posted.
+    /// of the first RECVs while extra RECVs are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
@@ -165,8 +165,8 @@ impl Connection {
     }
 
     /// Whether this side awaits a proof or an answer to a PING, so that
-    /// [`Connection::next_timeout`] may be the deadline for it. This changes as soon as anything is
-    /// received.
+    /// [`Connection::next_timeout`] may be the deadline for it. The state changes as soon as
+    /// anything is received.
     pub fn is_asking(&self) -> bool {
         self.timers.is_asking()
     }
@@ -178,8 +178,8 @@ impl Connection {
     }
 
     /// Whether nothing is open and only PINGs have been received for a while, so that
-    /// [`Connection::next_timeout`] is far away, or never. This changes with the next message that
-    /// has other frames than PINGs, and when this side opens something: see
+    /// [`Connection::next_timeout`] is far away, or never. The state changes with the next message
+    /// that has other frames than PINGs, and when this side opens something: see
     /// [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {
         self.timers.heartbeat.is_resting()
@@ -204,8 +204,8 @@ impl Connection {
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
     ///
     /// # Errors
-    /// The peer has kept memory that others wait for, for too long. The connection is closing, as
-    /// after a breach in [`receive`](Self::receive).
+    /// The peer has kept memory for too long while others wait for it. The connection is closing,
+    /// as after a breach in [`receive`](Self::receive).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
             return Ok(());
@@ -245,8 +245,8 @@ impl Connection {
         owed
     }
 
-    /// Sends a PING, unless an earlier one is unanswered. Callers use it if some message has to be
-    /// sent.
+    /// Sends a PING, unless an earlier one is unanswered. Callers use a PING if they need some
+    /// message to be sent.
     pub fn send_ping(&mut self) {
         if self.is_live() && !self.timers.heartbeat.awaits_pong() {
             self.timers.heartbeat.count_ping();
@@ -255,8 +255,8 @@ impl Connection {
         }
     }
 
-    /// Whether neither side waits for the other or holds any of its memory. A server still waits
-    /// for a client that has not sent its first message.
+    /// Whether neither side waits for the other side or holds any of its memory. A server still
+    /// waits for a client that has not sent its first message.
     fn is_idle(&self) -> bool {
         let is_open = self.life.is_open() && self.life.greeted;
         let owes = self.output.has_output()

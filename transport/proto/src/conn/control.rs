@@ -1,4 +1,4 @@
-//! Control frames: those that do not belong to a stream's queue.
+//! Control frames, which are the frames that belong to no stream's queue.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! Credits in both directions: one for each RECV that the other side has posted (R1, R2).
 //!
-//! A RECV has one of two sizes: the short one of a connection at rest, or that of a full slot. Both
-//! sides keep credits in the order in which the RECVs were posted, which is also the order in which
-//! messages take them. So each credit also has a size: a sender knows the maximum length of its
-//! next message, and a receiver knows the length of the RECV that a message took.
+//! A RECV has one of two sizes: the short size of a connection at rest, or the size of a full slot.
+//! Both sides keep credits in the order in which the RECVs were posted, which is also the order in
+//! which messages take them. So each credit also has a size: a sender knows the maximum length of
+//! its next message, and a receiver knows the length of the RECV that a message took.
 
 use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;
@@ -17,7 +17,7 @@ const RETRY_AFTER: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Returned {
     pub(super) credits: u16,
-    /// Whether the credits stand for full slots instead of the short RECVs of a connection at rest.
+    /// Whether the credits are for full slots instead of the short RECVs of a connection at rest.
     pub(super) full: bool,
 }
 
@@ -28,13 +28,13 @@ pub(super) struct Credits {
     available: RecvQueue,
     /// RECVs that the peer may have posted at a time.
     max_peer_recvs: u32,
-    /// Bytes of each of the peer's RECVs: of a short one, and of a full slot.
+    /// Bytes of each of the peer's RECVs: of a short RECV, and of a full slot.
     peer_bytes: (u32, u32),
     /// RECVs posted by this side for which the peer has not received credits yet.
     to_return: RecvQueue,
     /// SENDs that the peer may still post with the credits it has received.
     peer_available: RecvQueue,
-    /// Bytes of each of this side's RECVs: of a short one, and of a full slot.
+    /// Bytes of each of this side's RECVs: of a short RECV, and of a full slot.
     bytes: (u32, u32),
     /// RECVs that this side may have posted at a time.
     max_recvs: u32,
@@ -120,7 +120,7 @@ impl Credits {
 
     /// Whether a message may be sent. The last credit is reserved for a message that returns
     /// credits. So both sides can never be at zero with nothing in flight: the message that spent a
-    /// last credit has returned at least one to the other side.
+    /// last credit has returned at least one credit to the other side.
     pub(super) fn may_send(&self) -> bool {
         let available = self.available.len();
         available >= 2 || (available == 1 && self.to_return.len() > 0)
@@ -175,8 +175,9 @@ impl Credits {
         self.to_return.len() > self.posted() / 2
     }
 
-    /// Records a SEND. Returns the credits that it carries to the peer: those of the first RECVs,
-    /// as far as these have one size. The next message carries the credits of the other size.
+    /// Records a SEND. Returns the credits that the SEND carries to the peer: the credits of the
+    /// first RECVs, as far as these RECVs have one size. The next message carries the credits of
+    /// the other size.
     #[inline]
     pub(super) fn sent(&mut self) -> Returned {
         let spent = self.available.pop();

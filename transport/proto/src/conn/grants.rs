@@ -57,7 +57,7 @@ pub(super) struct Grant {
     asked: PendingAnswer,
 }
 
-/// All grants that the peer holds, and which standing grants it is given.
+/// All grants that the peer holds, and the limits of its standing grants.
 #[derive(Debug)]
 pub(super) struct Grants {
     out: Slab<Grant>,
@@ -109,14 +109,14 @@ impl Grants {
         control.push(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    /// The grant that a frame from the peer ends.
+    /// Returns the grant that a frame from the peer ends.
     pub(super) fn get(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
         let grant = self.out.get(id as usize);
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
     }
 
-    /// Removes a grant that the peer has ended. `stream` is the stream that it was given for, if
-    /// that has not ended.
+    /// Removes a grant that the peer has ended. `stream` is the stream for which the grant was
+    /// given, if that stream has not ended.
     pub(super) fn remove(&mut self, id: u32, stream: Option<&mut Stream>) {
         let grant = self.out.remove(id as usize);
         if grant.given.stream == 0 {
@@ -182,7 +182,8 @@ impl Grants {
     }
 
     /// Counts a tick for all grants whose end the peer owes. Returns whether there are any, and the
-    /// breach for the first that is overdue. See [`AnswerClock`](super::answer_clock::AnswerClock).
+    /// breach for the first grant that is overdue. See
+    /// [`AnswerClock`](super::answer_clock::AnswerClock).
     pub(super) fn tick(&mut self, streams: &Streams, handed_out: u64) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
         for (id, grant) in &mut self.out {
@@ -203,7 +204,7 @@ impl Grants {
         (pending, overdue)
     }
 
-    /// When the standing grants are recalled because the peer sends no bulk.
+    /// Returns when the standing grants are recalled because the peer sends no bulk.
     pub(super) fn recall_deadline(&self) -> Option<Instant> {
         (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }
@@ -212,13 +213,13 @@ impl Grants {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
     }
 
-    /// Records bulk that came by other grants than standing ones.
+    /// Records bulk that arrived in other grants than standing grants.
     pub(super) fn record_bulk(&mut self, now: Instant) {
         self.last_bulk = now;
     }
 
     /// Records the length of a transfer. Standing grants are as long as the longest of the last
-    /// eight. `begin` is the number of unused bytes in front of the transfer.
+    /// eight transfers. `begin` is the number of unused bytes in front of the transfer.
     pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };

@@ -3,13 +3,13 @@
 //! A silent peer is not dead: its process may be stopped, or busy. So silence alone ends nothing.
 //! Any message proves that the peer is there. While something is open (a stream, a grant, an
 //! answer) and no message has arrived for [`QUIET`], this side asks for a proof that does not
-//! involve the peer's process ([`Event::Probe`](super::Event::Probe)): the device of its host
-//! answers. [`Liveness`] says whether the link needs probes, and how long an answer may take. A
-//! link that detects a lost path itself ends earlier; this time limit is for a device that never
-//! does.
+//! involve the peer's process ([`Event::Probe`](super::Event::Probe)): the device of the peer's
+//! host answers. [`Liveness`] says whether the link needs probes, and how long an answer may take.
+//! A link that detects a lost path itself ends earlier. This time limit is for a device that never
+//! detects a lost path.
 //!
-//! A connection with nothing open rests. At rest it sets no timer if the link reports the peer's
-//! end by itself, and otherwise asks for a proof every [`REST`].
+//! A connection with nothing open rests. At rest it sets no timer if the link itself reports that
+//! the peer's end is gone. Otherwise it asks for a proof every [`REST`].
 //!
 //! | from | event | to |
 //! |---|---|---|
@@ -27,19 +27,19 @@
 //! | Roused | the timer, which is due at once | Alert |
 //!
 //! Roused exists because this side opens streams without reading the clock. The driver's timer is
-//! then due at once, and [`QUIET`] counts from it.
+//! then due at once, and [`QUIET`] counts from that timer.
 //!
-//! The driver's timer, and with it every deadline here, may be late by a 32nd of its wait. If it is
-//! late by [`QUIET`], this side was stopped or short of processor time. It then asks once more
-//! before it declares the path gone.
+//! The driver's timer, and with it every deadline here, may be late by a 32nd of its wait. If the
+//! timer is late by [`QUIET`], this side was stopped or short of processor time. This side then
+//! asks once more before it declares the path gone.
 
 use std::time::{Duration, Instant};
 
 use crate::config::Liveness;
 use crate::error::Breach;
 
-/// After this time without a message, a connection with nothing open comes to rest, and one with
-/// something open asks for a proof of the peer's end.
+/// After this time without a message, a connection with nothing open comes to rest, and a
+/// connection with something open asks for a proof that the peer's end exists.
 pub(super) const QUIET: Duration = Duration::from_millis(1250);
 /// How often a connection at rest asks for a proof.
 pub(super) const REST: Duration = Duration::from_secs(120);
@@ -81,7 +81,7 @@ impl Heartbeat {
         }
     }
 
-    /// A message or a proof was received.
+    /// Records that a message or a proof was received.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
         if self.state != HeartbeatState::Resting {

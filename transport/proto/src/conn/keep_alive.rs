@@ -1,8 +1,8 @@
 //! The keep-alive that a program asks for, which works like hyper's for HTTP/2.
 //!
-//! A PING is sent when nothing was received for [`KeepAlive::interval`], and the peer has
-//! [`KeepAlive::timeout`] from then on. Any message counts as the answer. The peer's process
-//! answers PING, so a peer that pauses for longer loses its calls.
+//! A PING is sent when nothing was received for [`KeepAlive::interval`]. The peer then has
+//! [`KeepAlive::timeout`] to answer. Any message counts as the answer. The peer's process answers
+//! PING, so a peer that pauses for longer loses its calls.
 //!
 //! | from | event | to |
 //! |---|---|---|
@@ -44,8 +44,8 @@ impl KeepAliveTimer {
         self.asked.is_some()
     }
 
-    /// When a check is due. `rests` says that the connection is at rest; with `None`, nothing is
-    /// due before it is roused.
+    /// When a check is due. `rests` says that the connection is at rest; `None` means that nothing
+    /// is due before the connection is roused.
     pub(super) fn deadline(&self, last_received: Instant, rests: bool) -> Option<Instant> {
         match self.asked {
             Some(asked) => Some(asked + self.config.timeout),

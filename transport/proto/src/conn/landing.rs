@@ -34,8 +34,8 @@ pub(super) struct Landing {
     requests: u64,
     /// Streams that want landing memory.
     queue: VecDeque<usize>,
-    /// Streams that want landing memory while too much is unread. Each waits until a reader waits
-    /// for it, or until other streams have been read.
+    /// Streams that want landing memory while too much is unread. Such a stream waits until a
+    /// reader waits for it, or until other streams have been read.
     parked: VecDeque<usize>,
     /// Streams that want memory that this side names.
     pub(super) named_queue: VecDeque<usize>,
@@ -83,7 +83,7 @@ impl Landing {
         !self.parked.is_empty()
     }
 
-    /// Returns the next want, and the same one again until it is answered.
+    /// Returns the next want, and the same want again until it is answered.
     pub(super) fn poll(
         &mut self,
         streams: &mut Streams,
@@ -168,7 +168,7 @@ impl Landing {
             return None;
         };
         // Grant nothing to a request that is already answered completely, because a server does not
-        // need its rest. The documentation of `grants` says why recalled grants matter.
+        // need the rest of it. The documentation of `grants` says why recalled grants matter.
         let answered = self.side == Side::Server && stream.send.state != SendState::Open;
         if answered || stream.recv.undecided || landing.recalled > 0 {
             return None;
@@ -221,7 +221,7 @@ impl Landing {
         let request = stream.landing.take_request(len)?;
         self.unread.add(stream, len);
         if self.queue.front() == Some(&key) {
-            // Let other streams have memory before the next piece of this one.
+            // Let other streams have memory before the next piece of this stream.
             self.queue.rotate_left(1);
         }
         self.queue_for_naming(key, stream);
@@ -296,7 +296,7 @@ impl Landing {
             // Ignore a REQUEST that crossed this side's DECLINE.
             return Ok(());
         }
-        // Any length is valid, because each grant has a limit of its own. The end counts modulo
+        // Any length is valid, because each grant has its own limit. The end is computed modulo
         // 2^64.
         let end = modulus.rest(u64::from(begin).wrapping_add(len));
         let lands_apart = field.is_some() && (stream.recv.names || stream.recv.undecided);
@@ -365,7 +365,7 @@ impl Landing {
             self.unread.add(stream, len);
             self.grants.record_transfer(begin, len.into(), now);
         } else {
-            // The unwritten part of the grant no longer counts. Named memory never did.
+            // The unwritten part of the grant no longer counts. Named memory never counted.
             if !given.named {
                 self.unread.release(stream, given.len - len);
             }

@@ -40,11 +40,12 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 pub(super) struct Leases {
     /// Streams with pieces that the driver has to decide about, once for each piece.
     queue: VecDeque<u32>,
-    /// Streams, taken out of `queue`, whose first such piece waits for the peer to map it.
+    /// Streams taken out of `queue`, whose first undecided piece waits until the peer has mapped
+    /// its memory.
     postponed: Vec<u32>,
     /// The number of leases that were provided and have not ended.
     out: usize,
-    /// Those of the leases that a LENT has announced to the peer.
+    /// The leases that a LENT has announced to the peer.
     lent: LeaseSet,
     /// Leases that the peer has given and this side has not returned.
     borrowed: LeaseSet,
@@ -137,8 +138,8 @@ impl Leases {
         if lent.len == 0 {
             return bad("no bytes");
         }
-        // Limit the bytes around the lent ones, which are held until they are read but count in no
-        // window.
+        // Limit the bytes around the lent bytes, because the bytes around them are held until they
+        // are read but count in no window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > max as usize {
             return bad("more bytes around it than a message of a connection at rest has");
@@ -155,8 +156,8 @@ impl Leases {
         Ok(())
     }
 
-    /// Removes one of the peer's leases, whose bytes nobody reads any longer. Returns whether it
-    /// was open.
+    /// Removes one of the peer's leases, whose bytes nobody reads any longer. Returns whether the
+    /// lease was open.
     pub(super) fn give_back(&mut self, lease: u32) -> bool {
         self.borrowed.remove(&lease)
     }

@@ -31,7 +31,7 @@ pub(super) enum Lifecycle {
     Closed,
 }
 
-/// How far the two sides have come.
+/// The stage of a connection, and which opening and closing messages were exchanged.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) side: Side,

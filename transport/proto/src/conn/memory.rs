@@ -13,20 +13,20 @@ use crate::payload::LentPlace;
 
 impl Connection {
     /// Returns the landing memory that is wanted now. The driver answers with
-    /// [`Connection::provide_landing`]; if it has no memory, it calls this again when some comes
-    /// free. The same want is returned until it is answered.
+    /// [`Connection::provide_landing`]; if the driver has no memory, it calls this function again
+    /// when some comes free. The same want is returned until it is answered.
     ///
     /// `awaited` tells whether a reader waits for the stream. A stream that wants more than is left
     /// of [`unread_total`](crate::Config::unread_total) is skipped until a reader waits for it
-    /// ([`reader_waits`](Self::reader_waits)), or others have been read.
+    /// ([`reader_waits`](Self::reader_waits)), or until other streams have been read.
     pub fn poll_landing(&mut self, awaited: impl Fn(StreamId) -> bool) -> Option<LandingWant> {
         self.is_live().then(|| self.landing.poll(&mut self.streams, awaited))?
     }
 
     /// Returns the want of the stream at `place` in the queue for landing memory, counting from 0.
-    /// Use it when there is no memory for the first stream, because another may want less. The
-    /// outer `None` means that there is no such stream, the inner one that it no longer wants
-    /// memory.
+    /// Use it when there is no memory for the first stream, because another stream may want less.
+    /// The outer `None` means that there is no such stream. The inner `None` means that the stream
+    /// no longer wants memory.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         self.landing.behind(place, &self.streams)
     }
@@ -72,7 +72,7 @@ impl Connection {
     }
 
     /// Recalls all standing grants, because the peer has sent no bulk for long or memory is short
-    /// elsewhere. They are given again when the peer sends bulk.
+    /// elsewhere. Standing grants are given again when the peer sends bulk.
     pub fn recall_standing(&mut self) {
         self.landing.grants.recall_standing(&mut self.streams, &mut self.output.control);
     }
@@ -101,8 +101,9 @@ impl Connection {
 
     /// Recalls the grants whose memory is wanted elsewhere, and all other grants of their streams.
     /// A stream continues when there is memory for it again. Each grant comes back as
-    /// [`Event::Landed`] or [`Event::Returned`]. If the peer keeps one for about four seconds, the
-    /// connection ends, unless [`memory_is_unwanted`](Self::memory_is_unwanted) is called before.
+    /// [`Event::Landed`] or [`Event::Returned`]. If the peer keeps a recalled grant for about four
+    /// seconds, the connection ends, unless [`memory_is_unwanted`](Self::memory_is_unwanted) is
+    /// called before.
     ///
     /// `wanted` tells whether the memory with a key ([`GrantMemory::key`])
     /// is wanted elsewhere.
@@ -118,8 +119,8 @@ impl Connection {
         self.landing.clock = AnswerClock::Idle;
     }
 
-    /// Has the peer send the rest of a stream's body by DATA, because this side has no landing
-    /// memory for it and waiting brings none. Does nothing for unknown streams.
+    /// Makes the peer send the rest of a stream's body by DATA, because this side has no landing
+    /// memory for it and waiting does not help. Does nothing for unknown streams.
     pub fn decline_landing(&mut self, id: StreamId) {
         let Some((_, stream)) = self.streams.find(id) else { return };
         if stream.landing.decline() {
@@ -128,8 +129,8 @@ impl Connection {
     }
 
     /// Tells the connection that this side cannot write to the peer's memory with this key, for
-    /// which no GRANT has been received yet. Bodies granted memory there go by DATA, until
-    /// [`forget_unwritable`](Self::forget_unwritable).
+    /// which no GRANT has been received yet. Bodies that are granted memory there are sent by DATA,
+    /// until [`forget_unwritable`](Self::forget_unwritable).
     pub fn cannot_write(&mut self, rkey: u32) {
         self.peer_grants.set_unwritable(rkey);
     }
@@ -149,7 +150,7 @@ impl Connection {
     }
 
     /// Decides whether this side names memory for the large messages that it receives on a stream.
-    /// A server with [`Config::names_requests`](crate::Config::names_requests) does so once for
+    /// A server with [`Config::names_requests`](crate::Config::names_requests) calls this once for
     /// each stream that was opened.
     pub fn decide_naming(&mut self, id: StreamId, names: bool) {
         if let Some((key, stream)) = self.streams.find(id) {
@@ -172,9 +173,9 @@ impl Connection {
     }
 
     /// Grants memory for a want of [`Connection::poll_named`], from the stated offset in the field
-    /// on. Of memory that is too long, a part is granted. If the memory is too short, the rest of
-    /// the field is wanted next. Memory that is no longer wanted, or shorter than a grant may be,
-    /// comes back as [`Event::Returned`].
+    /// on. If the memory is too long, a part of it is granted. If the memory is too short, the rest
+    /// of the field is wanted next. Memory that is no longer wanted, or shorter than a grant may
+    /// be, comes back as [`Event::Returned`].
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         let control = &mut self.output.control;
         let is_taken = self.life.is_live()
@@ -196,7 +197,8 @@ impl Connection {
     }
 
     /// Postpones the bytes that [`poll_lend`](Self::poll_lend) has returned until
-    /// [`retry_lends`](Self::retry_lends). Their stream waits with them, other streams go on.
+    /// [`retry_lends`](Self::retry_lends). The stream of these bytes waits with them. Other streams
+    /// continue.
     pub fn postpone_lend(&mut self) {
         self.leases.postpone();
     }
@@ -212,7 +214,7 @@ impl Connection {
         self.leases.retry();
     }
 
-    /// Lends the bytes that [`poll_lend`](Self::poll_lend) has returned, or has them sent in
+    /// Lends the bytes that [`poll_lend`](Self::poll_lend) has returned, or lets them be sent in
     /// another way if `place` is `None`. Lending requires [`may_lend`](Self::may_lend). Lent bytes
     /// must not change until [`Event::LeaseEnded`] with the number of the lease, or the end of the
     /// connection.
@@ -245,8 +247,8 @@ impl Connection {
         self.events.push_back(Event::LeaseEnded { lease });
     }
 
-    /// Returns a lease of [`Event::Lent`]: nobody reads the bytes any longer. Does nothing if it
-    /// has been returned.
+    /// Returns a lease of [`Event::Lent`], because nobody reads the bytes any longer. Does nothing
+    /// if the lease has been returned.
     pub fn return_lease(&mut self, lease: u32) {
         if self.leases.give_back(lease) {
             self.output.control.push(Frame::Return { lease });

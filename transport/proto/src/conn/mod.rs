@@ -1,7 +1,7 @@
 //! The connection.
 //!
-//! `Connection` has twelve parts. Each changes its own state, with the stream as an argument where
-//! it concerns one, and `Connection` brings them together.
+//! `Connection` has twelve parts. Each part changes its own state, and gets the stream as an
+//! argument if the change concerns a stream. `Connection` brings the parts together.
 //!
 //! | file | what |
 //! |---|---|
@@ -54,7 +54,7 @@
 //! bytes of all streams reach `unread_total`. Then no standing grants are given, and a stream gets
 //! memory for the one message that its reader waits for; small messages still have the windows that
 //! their streams began with. Without this limit a peer could exhaust the heap. For the same reason
-//! the output of all streams has a common limit, beyond which each has a floor
+//! the output of all streams has a common limit, beyond which each stream has a floor
 //! ([`Connection::has_room`]).
 //!
 //! # Why granted memory always comes back

@@ -5,8 +5,8 @@
 //! the grants end where the field begins and ends. The field lands in the named memory, which
 //! counts in no window, and the bytes around it in landing memory. A sender that knows that its
 //! peer names memory sends the few bytes around the field by DATA, and requests memory for the
-//! field alone, so that a message takes one grant instead of three. A server learns it from LANDS,
-//! a client from the first grant that ends where a field begins.
+//! field alone, so that a message takes one grant instead of three. A server learns from LANDS that
+//! its peer names memory. A client learns it from the first grant that ends where a field begins.
 //!
 //! | the stream | on | next |
 //! |---|---|---|
@@ -105,8 +105,8 @@ fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     section(stream).filter(|_| is_read && !waits)
 }
 
-/// The field that the next byte of the request belongs to: its length, and the offset and length of
-/// the rest of it.
+/// Returns the length of the field that the request's next byte belongs to, and the offset and
+/// length of the rest of this field.
 fn section(stream: &Stream) -> Option<(u32, u32, u32)> {
     let wanted = stream.landing.requests.front()?;
     match (wanted.request.field, wanted.section(stream.recv.names)) {

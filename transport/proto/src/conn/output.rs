@@ -60,8 +60,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Like [`Connection::send_payload`], for a piece in one segment. `pinned` means that it lies
-    /// in memory that the device can read.
+    /// Like [`Connection::send_payload`], for a piece in one segment. `pinned` means that the piece
+    /// lies in memory that the device can read.
     ///
     /// # Errors
     /// [`SendError::Closed`].
@@ -119,7 +119,7 @@ impl Connection {
     }
 
     /// Whether more output may be queued without waiting. False for a closed stream. If an open
-    /// stream has no room, [`Event::Writable`] follows once it has.
+    /// stream has no room, [`Event::Writable`] follows once it has room.
     pub fn has_room(&mut self, id: StreamId) -> bool {
         let Ok(key) = self.open_for_sending(id) else { return false };
         self.output.has_room(&mut self.streams[key])
@@ -138,7 +138,7 @@ impl Connection {
         }
     }
 
-    /// Binds memory to the transfers of a stream, or requests it.
+    /// Binds memory to the transfers of a stream, or requests memory for them.
     pub(super) fn prepare(&mut self, key: usize) {
         self.peer_grants.prepare(key, &mut self.streams[key], &mut self.output);
     }

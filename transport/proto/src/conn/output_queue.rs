@@ -44,7 +44,7 @@ pub(super) struct OutputQueue {
 pub(super) struct TakenWrite {
     pub(super) key: usize,
     pub(super) write: Write,
-    /// Whether the driver waits for room on the stream, and there is some again.
+    /// Whether the driver waits for room on the stream, and the stream has room again.
     pub(super) has_room: bool,
     /// Whether this is the last WRITE of its transfer.
     pub(super) is_last: bool,
@@ -83,8 +83,8 @@ impl OutputQueue {
         self.writes.has_staged()
     }
 
-    /// Records that output waits for a credit. Returns whether it has already waited since the last
-    /// message.
+    /// Records that output waits for a credit. Returns whether output has already waited since the
+    /// last message.
     pub(super) fn wait_for_credit(&mut self) -> bool {
         std::mem::replace(&mut self.waited_for_credit, true)
     }
@@ -188,7 +188,7 @@ impl OutputQueue {
     }
 
     /// Records that body bytes of a stream have been handed out. Returns whether the driver waits
-    /// for room on the stream, and there is some again.
+    /// for room on the stream, and the stream has room again.
     #[inline]
     pub(super) fn sent(&mut self, stream: &mut Stream, len: usize) -> bool {
         self.queued -= len;

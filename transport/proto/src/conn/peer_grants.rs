@@ -45,8 +45,8 @@ pub(super) struct PeerGrants {
     modulus: Modulus,
     /// Standing grants that are not bound to a transfer.
     standing: Vec<PeerGrant>,
-    /// The grants that this side has not ended, with their streams; 0 for standing grants, bound or
-    /// not.
+    /// The ids of the grants that this side has not ended, with the ids of their streams. The
+    /// stream is 0 for standing grants, bound or not.
     open: BTreeMap<u32, u32>,
     /// Keys of memory that this side cannot write to.
     unwritable: BTreeSet<u32>,
@@ -86,9 +86,9 @@ impl PeerGrants {
     }
 
     /// Binds memory to the transfers at the head of a stream's output, or requests it. Stops at
-    /// eager data, which may wait for the window while others can use the memory. While a transfer
-    /// waits for memory, later ones get no standing grants, because they would hold memory that the
-    /// first may be waiting for.
+    /// eager data, which may wait for the window while other streams can use the memory. While a
+    /// transfer waits for memory, later transfers get no standing grants, because they would hold
+    /// memory that the first transfer may be waiting for.
     #[inline]
     pub(super) fn prepare(&mut self, key: usize, stream: &mut Stream, output: &mut OutputQueue) {
         let requests_all = stream.send.peer_names;
@@ -132,8 +132,8 @@ impl PeerGrants {
         output.mark_write(key, stream);
     }
 
-    /// Takes the shortest standing grant that holds the whole transfer at an address where it may
-    /// begin. Returns the part of the grant from that address on.
+    /// Takes the shortest standing grant that holds the whole transfer at an address where the
+    /// transfer may begin. Returns the part of the grant from that address on.
     fn take_standing(&mut self, bulk: &Bulk) -> Option<PeerGrant> {
         let offset = |grant: &PeerGrant| alignment::offset(self.modulus, grant.addr, bulk.begin);
         let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= grant.len.into();

@@ -2,7 +2,7 @@
 //!
 //! A device fills RECVs in that order, so both ends know which RECV each message lands in, and how
 //! long that RECV is. Consecutive RECVs of one size form a run. A connection has RECVs of two
-//! sizes, so it has few runs, and several only when it changes between rest and load.
+//! sizes, so it has few runs. It has several runs only when it changes between rest and load.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,8 @@ pub(super) struct Run {
 /// A queue of runs.
 #[derive(Debug, Default)]
 pub(super) struct RecvQueue {
-    /// The first run, and in most queues the only one. Empty only if the queue is.
+    /// The first run, and in most queues the only one. This run is empty only if the queue is
+    /// empty.
     front: Run,
     /// The number of RECVs in the runs behind `front`.
     n_behind: u32,
@@ -93,7 +94,7 @@ impl RecvQueue {
         Some(bytes)
     }
 
-    /// Removes the first run and returns it. The run is empty if the queue is.
+    /// Removes the first run and returns it. The run is empty if the queue is empty.
     #[inline]
     pub(super) fn take_run(&mut self) -> Run {
         let run = self.front;

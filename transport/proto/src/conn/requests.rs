@@ -10,8 +10,8 @@ use crate::payload::Field;
 pub(super) struct RequestKey {
     /// The request's number among all requests of the connection.
     pub(super) number: u64,
-    /// The required address of the byte after the request's last one, modulo the modulus. Less the
-    /// number of bytes left, it is the address of the next byte.
+    /// The required address of the byte after the request's last one, modulo the modulus. This
+    /// address minus the number of bytes left is the address of the next byte.
     pub(super) end: u32,
     /// The request's length in bytes.
     pub(super) len: u64,

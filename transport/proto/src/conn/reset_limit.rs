@@ -2,7 +2,7 @@
 //!
 //! A reset stream makes room for the next one at once, so the limit of open streams does not bound
 //! the number of calls that a client starts and cancels (HTTP/2 rapid reset, CVE-2023-44487). Each
-//! call costs the server the start of a handler. A budget bounds this:
+//! call costs the server the start of a handler. A budget bounds the resets:
 //!
 //! | event | change of the budget |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
 //! The time passed with a message may be old (`Connection::receive`), which delays the restoring.
-//! The burst covers that too: in 0.6 s well-behaved clients use less than half of it.
+//! The burst also covers this delay: in 0.6 s well-behaved clients use less than half of it.
 
 use std::time::Instant;
 

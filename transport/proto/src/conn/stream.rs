@@ -25,7 +25,7 @@
 //!
 //! A side that has reset a stream keeps it in Discarding until the peer has also ended its half:
 //! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
-//! for one is always a breach, never a race.
+//! for a closed stream is always a breach, never a race.
 //!
 //! # Without landing memory
 //!
@@ -125,7 +125,8 @@ pub(super) enum OutputItem {
         /// Whether these bytes lie around a field that goes by WRITE.
         around: bool,
     },
-    /// Boxed, because most elements are small ones of the other kinds.
+    /// A piece that is sent by WRITE. It is boxed, because most elements are of the other kinds,
+    /// which are small.
     Bulk(Box<Bulk>),
     /// A piece with a segment that may be lent.
     Lend(Box<Lend>),
@@ -179,7 +180,7 @@ impl SendHalf {
 
     /// Queues a piece of a body at this place. Returns whether it goes by WRITE, because it is
     /// longer than a SEND. If the peer names memory for the field, the few bytes around it go by
-    /// SEND, instead of in grants and WRITEs of their own.
+    /// SEND, instead of in separate grants and WRITEs.
     pub(super) fn queue_piece(
         &mut self,
         at: usize,
@@ -205,7 +206,7 @@ impl SendHalf {
         true
     }
 
-    /// Lends the piece at this place, or has it sent in another way.
+    /// Lends the piece at this place, or lets it be sent in another way.
     pub(super) fn decide_lend(&mut self, at: usize, place: Option<LentPlace>, terms: &Terms) {
         match (place, self.out.get_mut(at)) {
             (Some(_), Some(OutputItem::Lend(lend))) => lend.place = place,
@@ -251,7 +252,7 @@ pub(super) struct InQueues {
     pub(super) naming: bool,
 }
 
-/// A stream. `send` and `recv` are what both sides of the connection know of it. `transfers`,
+/// A stream. `send` and `recv` hold the state that both sides of the connection know. `transfers`,
 /// `landing` and `queues` are this side's state, which ends with the link.
 #[derive(Debug)]
 pub(super) struct Stream {

@@ -9,7 +9,7 @@ use crate::config::Config;
 /// Time between the PINGs of a quiet connection with extra RECVs. Each PING retires one RECV.
 pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 
-/// Tracks when messages were received, and what is due because none have been since.
+/// Tracks when messages were received, and what is due because no message has been received since.
 #[derive(Debug)]
 pub(super) struct Timers {
     pub(super) heartbeat: Heartbeat,

@@ -20,14 +20,15 @@ enum Composed {
 }
 
 impl Connection {
-    /// Returns the next work to post. `slot` is a free SEND slot, if there is one; a returned
-    /// [`Transmit::Send`] has filled its beginning. WRITEs respect `room`. `None` if there is
-    /// nothing to do, or no room or credit for it.
+    /// Returns the next work to post. `slot` is a free SEND slot, if there is one. If
+    /// [`Transmit::Send`] is returned, the message is at the beginning of the slot. WRITEs respect
+    /// `room`. `None` if there is nothing to do, or no room or credit for it.
     pub fn poll_transmit(&mut self, slot: Option<&mut [u8]>, room: Room) -> Option<Transmit> {
         if !self.is_live() {
             return slot.and_then(|slot| self.compose_close(slot)).map(Transmit::Send);
         }
-        // Alternates, so that neither small messages nor bulk transfers starve (R13).
+        // SENDs and WRITEs alternate, so that neither small messages nor bulk transfers starve
+        // (R13).
         if self.output.wrote_last {
             if let Some(len) = slot.and_then(|slot| self.compose(slot)) {
                 self.output.wrote_last = false;
@@ -136,8 +137,8 @@ impl Connection {
             // Send nothing, because all streams wait for their windows.
             return None;
         }
-        // If the output did not fit into the short RECV of a peer at rest, WAITED asks for longer
-        // ones.
+        // If the output did not fit into the short RECV of a peer at rest, the flag WAITED asks for
+        // longer RECVs.
         let is_cut = composed == Composed::Full && self.credits.is_next_short();
         if self.output.take_waited() || is_cut {
             message.waited();

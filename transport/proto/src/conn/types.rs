@@ -19,13 +19,13 @@ pub enum Side {
 /// reports that they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Against the stream's window.
+    /// The bytes count against the stream's window.
     Window,
-    /// Against the stream's limit of requested grants.
+    /// The bytes count against the stream's limit of requested grants.
     Bulk,
-    /// Not at all, because they lie in memory that this side has named.
+    /// The bytes do not count, because they lie in memory that this side has named.
     Named,
-    /// Not at all, because they lie in memory that the peer has lent.
+    /// The bytes do not count, because they lie in memory that the peer has lent.
     Lent,
 }
 
@@ -112,8 +112,8 @@ pub enum Event {
         /// Stream that the event is about.
         stream: StreamId,
     },
-    /// This side opened the stream but never transmitted it, and will not, because the peer is
-    /// going away.
+    /// This side opened the stream but never transmitted it, and will not transmit it, because the
+    /// peer is going away.
     Refused {
         /// Stream that the event is about.
         stream: StreamId,
@@ -135,8 +135,8 @@ pub enum Event {
         text: String,
     },
     /// Reports that the connection has become quiet: only PINGs were received for 1.25 s. The
-    /// driver may release resources that only a busy connection needs. It posts the first RECVs
-    /// again that were left out
+    /// driver may release resources that only a busy connection needs. The driver posts the first
+    /// RECVs that were left out again
     /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). It releases each
     /// extra RECV once a PING has arrived in it
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
@@ -191,9 +191,9 @@ pub enum WantKey {
 pub struct LandingWant {
     /// The purpose.
     pub key: WantKey,
-    /// Preferred length in bytes. Of longer memory, a stream gets only this much. `want` and `min`
-    /// include the bytes in front of the address where the sender has to begin, which are not
-    /// granted.
+    /// Preferred length in bytes. Of longer memory, a stream gets only this number of bytes. `want`
+    /// and `min` include the bytes in front of the address where the sender has to begin, which are
+    /// not granted.
     pub want: u32,
     /// Minimum length in bytes.
     pub min: u32,
@@ -282,7 +282,7 @@ pub struct Stats {
     pub messages_received: u64,
     /// Body bytes sent in control messages.
     pub eager_sent: u64,
-    /// Those of `eager_sent` that lie around a field sent by WRITE.
+    /// Bytes of `eager_sent` that lie around a field sent by WRITE.
     pub around_sent: u64,
     /// Body bytes received in control messages.
     pub eager_received: u64,
@@ -292,7 +292,7 @@ pub struct Stats {
     pub write_sent: u64,
     /// WRITEs of pinned sources with [`LONG_WRITE`](Stats::LONG_WRITE) bytes or more.
     pub long_writes: u64,
-    /// Those of `long_writes` whose source and destination addresses are equal modulo 64.
+    /// WRITEs of `long_writes` whose source and destination addresses are equal modulo 64.
     pub long_writes_in_phase: u64,
     /// Body bytes received by WRITE.
     pub write_received: u64,

@@ -12,7 +12,7 @@ pub(super) struct Unread {
     /// The window for small messages with which a stream begins, and its maximum.
     first_window: u32,
     max_window: u32,
-    /// Bytes granted or unread of all streams, including those in `ended`.
+    /// Bytes of all streams that are granted or unread, including the bytes in `ended`.
     held: u64,
     /// Bytes by which all windows together exceed the windows with which streams begin.
     pub(super) windows: u64,
@@ -37,15 +37,15 @@ impl Unread {
         self.total.saturating_sub(self.held + self.windows)
     }
 
-    /// Whether there is room for `want` bytes of a stream. Messages are not split to fit: any
-    /// message may exceed the limit if nothing else is unread, and a short one if its stream has
-    /// nothing else.
+    /// Whether there is room for `want` bytes of a stream. Messages are not split to fit. Any
+    /// message may exceed the limit if nothing else is unread. A short message may exceed it if its
+    /// stream has nothing else granted or unread.
     pub(super) fn has_room(&self, stream: &Stream, want: u32) -> bool {
         let floor = stream.landing.held == 0 && want <= self.first_window;
         floor || self.held == 0 || u64::from(want) <= self.room()
     }
 
-    /// Adds bytes to those of the stream that are granted or unread.
+    /// Adds to the stream's bytes that are granted or unread.
     pub(super) fn add(&mut self, stream: &mut Stream, len: u32) {
         stream.landing.held += u64::from(len);
         self.held += u64::from(len);

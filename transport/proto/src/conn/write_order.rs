@@ -1,15 +1,15 @@
 //! The order in which streams write.
 //!
 //! Messages of about the same length are written one after the other. So the receiver works on the
-//! first while the second is written, and the mean time of a transfer is half of what it would be
-//! if all took turns. A short message still overtakes a long one, at the next WRITE. A long message
-//! is delayed, compared with taking turns, by the time of its own length at most.
+//! first message while the second is written. The mean time of a transfer is half as long as if all
+//! streams took turns. A short message still overtakes a long one, at the next WRITE. Compared with
+//! taking turns, a long message is delayed at most by the time that its own length takes.
 //!
 //! This is weighted fair queueing by message, with equal weights: the virtual clock counts the
 //! bytes that each stream would have written if all took turns, and the message that would end
 //! first by that clock goes first. The algorithm is from Demers, Keshav and Shenker, "Analysis and
-//! simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike there, a message in progress is
-//! interrupted for one that would end before it.
+//! simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike in that algorithm, a message in
+//! progress is interrupted for a message that would end earlier.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -43,7 +43,8 @@ impl WriteOrder {
         self.clock.saturating_add(len)
     }
 
-    /// Adds a stream, which must not be in any queue. One that ends at 0 goes before all others.
+    /// Adds a stream, which must not be in any queue. A stream with a `finish` of 0 goes before all
+    /// others.
     pub(super) fn push(&mut self, key: usize, pinned: bool, finish: u64) {
         let turn = WriteTurn { finish, number: self.number, key };
         self.number += 1;
@@ -67,7 +68,7 @@ impl WriteOrder {
         }
     }
 
-    /// The indices of the two queues, beginning with the one whose turn it is. Staged and pinned
+    /// The indices of the two queues, beginning with the queue whose turn it is. Staged and pinned
     /// sources alternate, so that neither waits for the other's room.
     pub(super) fn turns(&self) -> [usize; 2] {
         [self.turn, 1 - self.turn]

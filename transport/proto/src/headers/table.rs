@@ -21,7 +21,7 @@ const ENTRY: u8 = 192;
 /// `:path`, `:authority`, `user-agent`. They are stored on first use, other fields on second use,
 /// so that an id unique to each call does not evict useful fields.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
-/// Bytes of the buffer in which blocks are expanded, so that several share an allocation.
+/// Bytes of the buffer in which blocks are expanded, so that several blocks share an allocation.
 const ROOM: usize = 4096;
 /// Number of complete blocks that are cached with their compressed form.
 const BLOCKS: usize = 8;
@@ -43,8 +43,8 @@ fn plain_len(block: &[u8]) -> Option<usize> {
     (len <= block.len()).then_some(len)
 }
 
-/// Distributes fields over entries. Each field may be in one of two. The hash need not resist
-/// chosen fields, because collisions only cost bytes.
+/// Distributes fields over entries. Each field may be in one of two entries. The hash need not
+/// resist chosen fields, because collisions only cost bytes.
 fn hash(field: &[u8]) -> u64 {
     let mut hash = field.len() as u64;
     for word in field.chunks(8) {
@@ -56,14 +56,14 @@ fn hash(field: &[u8]) -> u64 {
     hash
 }
 
-/// Maps blocks that consist of references and static pairs only to their other form. Cleared when
-/// an entry changes.
+/// Maps blocks that consist only of references and static pairs to their other form, compressed or
+/// not. The map is cleared when an entry changes.
 #[derive(Debug, Default)]
 struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
 
 impl Blocks {
     /// The place of a block in the cache. The sender looks up the uncompressed block, the receiver
-    /// the compressed one.
+    /// the compressed block.
     fn place(key: &[u8]) -> usize {
         (key.len() + usize::from(key.last().copied().unwrap_or(0))) % BLOCKS
     }
