@@ -7,8 +7,8 @@
 //! granules of 4 KiB.
 //!
 //! If the pool has a landing thread (`ledger::landing_thread`), that thread deregisters and unmaps
-//! a chunk after its last piece or its allocator is dropped. The chunk belongs to its lease until
-//! it is unmapped.
+//! a chunk. The thread that drops the chunk's last holder does not do this work. The chunk belongs
+//! to its lease until it is unmapped.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
