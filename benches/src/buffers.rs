@@ -1,5 +1,5 @@
-//! Reusable buffers for messages to land in. They are memory files, which peers on this host can
-//! map.
+//! Reusable buffers for messages to land in. The buffers are memory files, which peers on this host
+//! can map.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

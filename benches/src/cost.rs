@@ -77,8 +77,8 @@ fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
         .sum()
 }
 
-/// Counts a process's system calls with strace. This slows the process down, so counted rounds are
-/// not timed.
+/// Counts a process's system calls with strace. strace slows the process down, so counted rounds
+/// are not timed.
 #[derive(Debug)]
 pub struct SystemCalls {
     strace: Child,

@@ -46,8 +46,8 @@ pub trait Calls: Clone + Send + 'static {
         size: usize,
         count: usize,
     ) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Opens a streaming call on which nothing is sent. It stays open until the returned value is
-    /// dropped.
+    /// Opens a streaming call on which nothing is sent. The call stays open until the returned
+    /// value is dropped.
     fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
     /// Whether the connection supports this row.
     fn supports(&self, row: &Row) -> bool;

@@ -1,4 +1,4 @@
-//! The two processes of a contender. They end when [`Pair`] is dropped.
+//! The two processes of a contender. The processes end when [`Pair`] is dropped.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

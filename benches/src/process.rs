@@ -14,11 +14,11 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit for the rest of stderr after the process has ended. It is reached only if a child of
-/// the process keeps stderr open.
+/// Time limit for the rest of stderr after the process has ended. The limit is reached only if a
+/// child of the process keeps stderr open.
 const REST: Duration = Duration::from_secs(10);
 
-/// A process whose stdout is a pipe. It is killed when this is dropped.
+/// A process whose stdout is a pipe. The process is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,

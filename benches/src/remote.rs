@@ -97,7 +97,7 @@ async fn say<T: Serialize>(write: &mut OwnedWriteHalf, answer: &T) -> anyhow::Re
     Ok(write.write_all(line.as_bytes()).await?)
 }
 
-/// A server that an agent has started. It ends when this is dropped.
+/// A server that an agent has started. The server ends on drop.
 #[derive(Debug)]
 pub struct RemoteServer {
     lines: Lines<BufReader<OwnedReadHalf>>,

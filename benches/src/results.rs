@@ -36,7 +36,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// This process, and the repository in the current directory.
+    /// Describes this process and the repository in the current directory.
     pub fn here(title: &str) -> Self {
         let git = |args: &[&str]| {
             let out = Command::new("git").args(args).output().ok()?;

@@ -210,8 +210,8 @@ pub fn tonic_server() -> tonic::transport::Server {
 /// Bytes of a pool for messages of any length. The pool is shared memory, and none of it is pinned.
 const LONG_POOL: usize = 2 << 30;
 
-/// Number of connections to provide memory for in addition to the measured ones, because closed
-/// connections are released with a delay.
+/// Number of connections to provide memory for in addition to the measured connections, because
+/// closed connections are released with a delay.
 const SPARE: usize = 8;
 
 /// Maximum number of streams of a connection if `room` is given.

@@ -15,13 +15,13 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// rdma-io-tonic does not limit a sender to the receives that the peer has posted. HTTP/2 sends a
 /// frame of 16 KiB as two messages, which soon exhaust the default of 8 receives. Then the
-/// connection stalls over RoCE and breaks over iWARP. With these windows and receives there is
-/// always one left.
+/// connection stalls over RoCE and breaks over iWARP. With these windows and this number of
+/// receives, at least one receive is always left.
 const WINDOW: u32 = 512 << 10;
 
-/// Enough receives for the windows, and some more. With many more, each of which is a memory
-/// region, 64 connections exceed Soft-iWARP's limits. Allows several concurrent sends instead of
-/// the default of one.
+/// Enough receives for the windows, and some more. Each receive is a memory region, so with many
+/// more receives 64 connections exceed Soft-iWARP's limits. The settings allow several concurrent
+/// sends instead of the default of one.
 fn settings() -> SendRecvConfig {
     SendRecvConfig { num_recv_bufs: 72, num_send_bufs: 4, ..SendRecvConfig::stream() }
 }

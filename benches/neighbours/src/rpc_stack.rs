@@ -1,5 +1,5 @@
-//! ruapc: MessagePack messages of up to 256 KiB go by SEND, and longer ones by READ. It supports
-//! only unary calls.
+//! ruapc: MessagePack messages of up to 256 KiB go by SEND, and longer messages by READ. ruapc
+//! supports only unary calls.
 
 use anyhow::Context as _;
 use benches::{
@@ -26,7 +26,7 @@ use std::{
 struct Blob {
     #[schemars(with = "Vec<u8>")]
     payload: Bytes,
-    /// In requests: length of the reply in bytes.
+    /// The length of the reply in bytes. Used in requests only.
     reply: u64,
 }
 

@@ -1,5 +1,5 @@
 //! iceoryx2: request and response in shared memory, without gRPC, to measure the hand-over of a
-//! message. Each end polls, as in iceoryx2's own benchmarks. Messages lie in memory that it
+//! message. Each end polls, as in iceoryx2's own benchmarks. Messages lie in memory that iceoryx2
 //! provides, and nothing is written to them, which is the best case.
 
 use anyhow::Context as _;
@@ -83,7 +83,8 @@ impl Calls for Connection {
         anyhow::bail!("it has no streams")
     }
 
-    /// One message at a time. While the process polls for one, it does nothing else.
+    /// Only one message is in flight at a time. While the process polls for a message, it does
+    /// nothing else.
     fn supports(&self, row: &Row) -> bool {
         matches!(row.kind, Kind::Bulk { size, in_flight: 1, .. } if size <= MAX)
     }

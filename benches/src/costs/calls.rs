@@ -1,7 +1,8 @@
 //! Whole calls, with client and server in one thread.
 //!
 //! Calls to the service without a transport ([`TransportKind::Nothing`]) show the costs of tonic's
-//! stubs, codec and routes. A transport's part of a call is the difference from such a call.
+//! stubs, codec and routes. The costs of a call over a transport minus the costs of such a call are
+//! the transport's part.
 
 use std::io;
 use std::sync::Mutex;

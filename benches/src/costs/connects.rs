@@ -1,7 +1,7 @@
 //! A connection for each call: connect, one call of 64 B, close.
 //!
 //! Server and client are in one thread, as in [`calls`](super::calls). Some programs connect for
-//! each call. They pay more for system calls than for instructions.
+//! each call. Such programs pay more for system calls than for instructions.
 
 use bytes::Bytes;
 use tonic_rdma::{FabricKind, Policy};

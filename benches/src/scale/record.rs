@@ -1,5 +1,5 @@
-//! The results of `scale`, as recorded in JSON. They contain all rounds; ratios and medians are
-//! computed on display.
+//! The results of `scale`, as recorded in JSON. The results contain all rounds. Ratios and medians
+//! are computed on display.
 
 use serde::{Deserialize, Serialize};
 
