@@ -28,7 +28,8 @@ impl Attributes {
         }
     }
 
-    /// Sets the attributes. The permission bits `least` are set in addition to those of the mode.
+    /// Sets the attributes. The permission bits `least` are set in addition to the bits of the
+    /// mode.
     pub(crate) fn apply(&self, file: &File, least: u32) -> io::Result<()> {
         self.apply_time(file)?;
         self.apply_mode(file, least)
@@ -50,8 +51,8 @@ impl Attributes {
         }
     }
 
-    /// Whether a file with the attributes `there` already has those that `apply` would set. For
-    /// `least`, see [`apply`](Attributes::apply).
+    /// Whether a file with the attributes `there` already has the attributes that `apply` would
+    /// set. For `least`, see [`apply`](Attributes::apply).
     pub(crate) fn are(&self, there: &Attributes, least: u32) -> bool {
         self.mode.is_none_or(|mode| there.mode == Some(mode & BITS | least))
             && self.modified.is_none_or(|modified| there.modified == Some(modified))

@@ -16,7 +16,7 @@ use crate::pb::Checksum;
 use crate::summary::{Routes, Summary};
 use crate::transfer::{Directory, Item, Job, Origin, Plan, Target, Verb};
 
-/// Copies what the flags name.
+/// Copies the named objects and directories.
 pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     let Cp { names, target, from, to, path, transfer } = args;
     transfer.files.apply();

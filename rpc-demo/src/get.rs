@@ -21,7 +21,7 @@ use crate::summary::{Routes, Summary};
 use crate::transfer::{Directory, Item, Job, Origin, Place, Plan, Target, Verb};
 use crate::tree::shown;
 
-/// Fetches what the flags name.
+/// Fetches the named objects and directories.
 pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     let Get { names, target, transfer, remote } = args;
     transfer.files.apply();

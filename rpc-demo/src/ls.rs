@@ -17,7 +17,7 @@ enum Form {
     Json,
 }
 
-/// Lists what the flags name.
+/// Lists the objects that the flags select.
 pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
     let Ls { prefix, long, checksum, asked: Asked { json, remote } } = args;
     // Users type the '/' that the listing shows.

@@ -110,7 +110,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// A hash (FNV-1a) for file names. It must not change between versions of the program.
+/// A hash (FNV-1a) for file names. The hash must not change between versions of the program.
 pub(crate) fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -69,8 +69,8 @@ impl Progress {
         Bar { all: Some(self.bar.clone()), own }
     }
 
-    /// Records bytes that need not be transferred. They count neither for the rate nor for the
-    /// remaining time.
+    /// Records bytes that need not be transferred. These bytes count neither for the rate nor for
+    /// the remaining time.
     pub(crate) fn kept(&self, bytes: u64) {
         self.bar.dec_length(bytes);
     }

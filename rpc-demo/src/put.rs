@@ -16,7 +16,7 @@ use crate::transfer::{Directory, Item, Job, Origin, Plan, Target, Verb};
 use crate::tree::{Tree, shown};
 use crate::{listing, output};
 
-/// Stores what the flags name.
+/// Stores the named files and directories.
 pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let Put { sources, target, transfer, remote } = args;
     transfer.files.apply();

@@ -18,7 +18,7 @@ use crate::digest::Digest;
 use crate::disk::{self, ALIGN, Access, Direct, MIN_LEN};
 use crate::source::BLOCK;
 
-/// Chunks queued for the disk, in addition to the one being written.
+/// Chunks queued for the disk, in addition to the chunk being written.
 const WRITE_BEHIND: usize = 2;
 
 /// Permission bits of a file whose sender names none, before the umask applies.
@@ -75,7 +75,7 @@ impl Deref for Written {
     }
 }
 
-/// A file without its final name. It is removed on drop, unless it is to be kept.
+/// A file without its final name. The file is removed on drop, unless it is to be kept.
 pub(crate) struct Pending {
     dir: Arc<Dir>,
     temp: String,

@@ -22,7 +22,7 @@ use crate::digest::Digest;
 use crate::disk::{self, Access, Direct};
 use crate::ranges::{RANGE_MAX, Ranges};
 
-/// Chunks read ahead of the network, in addition to the one being read.
+/// Chunks read ahead of the network, in addition to the chunk being read.
 const READ_AHEAD: usize = 2;
 
 /// A piece of a source. The last piece has the digest of the whole content, and may be empty.
@@ -315,7 +315,8 @@ struct Buffers {
 /// Maximum time to wait for pool memory.
 const ALLOC_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Maximum number of buffers to remember: those in the queue, and some that the transport holds.
+/// Maximum number of buffers to remember: the buffers in the queue, and some that the transport
+/// holds.
 const MAX_LENT: usize = READ_AHEAD + 4;
 
 impl Buffers {

@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::names::Shown;
 use crate::net::Route;
 
-/// Counts of what was transferred.
+/// The numbers of transferred files, directories and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Tally {
     /// Bytes of the files.

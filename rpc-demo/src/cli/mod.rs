@@ -47,7 +47,7 @@ pub(crate) enum Command {
     Put(Put),
     /// Fetch objects and directories.
     Get(Get),
-    /// List all objects, one object, or those below a directory.
+    /// List all objects, one object, or all objects below a directory.
     Ls(Ls),
     /// Show all properties of one object or directory.
     Stat(Stat),

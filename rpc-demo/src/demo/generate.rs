@@ -25,7 +25,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Plans a tree of `size` bytes. One file has half of the bytes. Then come special cases:
-    /// empty, tiny and deeply nested files, unusual names, and sizes around those of chunks and
+    /// empty, tiny and deeply nested files, unusual names, and sizes around the sizes of chunks and
     /// pages. Files of medium size make up the rest.
     pub(super) fn new(size: u64, seed: u64) -> Plan {
         let mut files = vec![("half.bin".to_owned(), size / 2), ("empty.bin".to_owned(), 0)];

@@ -1,5 +1,5 @@
-//! `rpc-demo demo`: runs a server and clients as processes of this program. They send one tree over
-//! TCP and over the best path, and the result is compared with a plain copy.
+//! `rpc-demo demo`: runs a server and clients as processes of this program. The clients send one
+//! tree over TCP and over the best path, and the result is compared with a plain copy.
 //!
 //! | module | what |
 //! |---|---|

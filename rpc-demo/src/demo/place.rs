@@ -1,4 +1,4 @@
-//! Chooses the working directory. It is in memory if three trees fit there, so that the
+//! Chooses the working directory. The directory is in memory if three trees fit there, so that the
 //! demonstration measures the transport and not a disk.
 //!
 //! | flags | choice: the first that is possible |
@@ -174,9 +174,9 @@ fn room(path: &Path) -> Result<u64, String> {
     Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail.saturating_mul(stat.f_frsize) })
 }
 
-/// Returns how many bytes of memory this process may still allocate, which is the minimum of what
-/// the system and the process's control groups have left. Returns `None` if neither figure is
-/// known. `root` is the parent of /proc and /sys.
+/// Returns how many bytes of memory this process may still allocate, which is the minimum of the
+/// bytes that the system and the process's control groups have left. Returns `None` if neither
+/// figure is known. `root` is the parent of /proc and /sys.
 pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();

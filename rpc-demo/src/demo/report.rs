@@ -1,5 +1,5 @@
-//! Shows the results as a table, with a row for each path, one for a plain copy, and the ratios of
-//! the best path to the others.
+//! Shows the results as a table, with a row for each path, a row for a plain copy, and the ratios
+//! of the best path to the others.
 
 use std::fmt;
 

@@ -185,7 +185,7 @@ impl Expected {
     }
 }
 
-/// The message for an object whose content differs from what was stored.
+/// The message for an object whose content differs from the stored content.
 pub(crate) fn damaged(name: &Name, found: u32, recorded: u32) -> String {
     format!(
         "'{}' is damaged on the server's disk: its CRC32C is {found:08x}, and {recorded:08x} was stored; put it again \

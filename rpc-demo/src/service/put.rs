@@ -15,7 +15,7 @@ use crate::pb::{ObjectHead, PutRequest, RangeHead};
 use crate::sink::{Body, Part, Room, Writer, write_at};
 
 impl Service {
-    /// Receives the stream of one put, and returns the digest of what was stored.
+    /// Receives the stream of one put, and returns the digest of the stored content.
     pub(super) async fn receive(
         &self,
         path: tonic_rdma::Path,

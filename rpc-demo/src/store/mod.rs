@@ -92,7 +92,7 @@ pub(crate) enum OpenError {
 }
 
 impl Store {
-    /// Opens `path`, takes its lock, and removes what an earlier server left unfinished.
+    /// Opens `path`, takes its lock, and removes files that an earlier server left unfinished.
     pub(crate) fn open(path: &Path, options: Options) -> Result<Store, OpenError> {
         let shown = crate::names::Shown(&path.to_string_lossy()).to_string();
         let failed = |error: io::Error| match error.kind() {

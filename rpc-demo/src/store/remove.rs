@@ -10,7 +10,7 @@ use crate::names::Name;
 use crate::pb::Checksum;
 use crate::pb::entry::Kind;
 
-/// Counts of what was removed.
+/// The numbers of removed entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Removed {
     pub(crate) files: u64,

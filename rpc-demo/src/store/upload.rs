@@ -2,8 +2,8 @@
 //!
 //! An upload's file has its full length from the start and is filled range by range. The server
 //! keeps only in memory which ranges the file holds. After an interruption the checksums of its
-//! ranges are compared with those of the sender's file. So no stored state can be wrong, even after
-//! a crash.
+//! ranges are compared with the checksums of the sender's file. So no stored state can be wrong,
+//! even after a crash.
 //!
 //! | state of a range | on | becomes |
 //! |---|---|---|

@@ -121,7 +121,7 @@ impl Store {
         Ok(())
     }
 
-    /// Closes idle uploads, and removes the expired files of closed ones.
+    /// Closes idle uploads, and removes the expired files of closed uploads.
     pub(crate) fn sweep_uploads(&self) -> io::Result<()> {
         let _one = lock(&self.uploads.beginning);
         self.close_where(Upload::is_idle);

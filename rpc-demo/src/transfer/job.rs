@@ -28,7 +28,7 @@ pub(crate) struct Job {
     pub(super) chunk: Option<usize>,
     /// Bytes of a range.
     pub(super) range_size: u64,
-    /// Whether to compare with what the target already has.
+    /// Whether to compare with the existing content of the target.
     pub(super) resume: bool,
     pub(super) progress: Progress,
     counts: Counts,

@@ -9,9 +9,9 @@
 //! | `ranged` | transfers a large content in ranges |
 //! | `job` | what all items of one command share: limits, counts, progress |
 //!
-//! A [`Plan`] lists what to transfer. Its files are divided into units, each a file or a range of a
-//! large one. A fixed number of tasks transfers the units in order. The first failure ends all
-//! tasks.
+//! A [`Plan`] lists the files and directories to transfer. The files are divided into units. A unit
+//! is a file or a range of a large file. A fixed number of tasks transfers the units in order. The
+//! first failure ends all tasks.
 
 mod item;
 mod job;
@@ -163,8 +163,8 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     let (known, pieces) = item.origin.whole(what.clone(), job.chunk, to).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
-            // A local file's attributes are read when it is opened; those of an object come from
-            // the listing.
+            // A local file's attributes are read when it is opened; the attributes of an object
+            // come from the listing.
             let attributes = match item.origin {
                 Origin::Object(..) => item.attributes,
                 _ => known.attributes,

@@ -347,7 +347,7 @@ impl Large {
 }
 
 impl Into {
-    /// Discards what has arrived.
+    /// Discards the data that has arrived.
     async fn discard(&self) {
         match self {
             Into::Upload { connection, id } => {

@@ -32,7 +32,7 @@ pub(crate) enum Target {
 pub(crate) struct Place {
     /// That directory.
     pub(crate) root: Arc<Dir>,
-    /// Its path, for messages.
+    /// The path of that directory, for messages.
     pub(crate) path: PathBuf,
     /// The file's path in it, with `/` between components.
     pub(crate) below: String,
