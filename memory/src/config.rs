@@ -44,8 +44,8 @@ pub struct PoolConfig {
 
 impl PoolConfig {
     /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. The pool
-    /// shrinks to what RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless the code that makes
-    /// the pool [chooses another](Self::or_total).
+    /// shrinks to the size that RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless the code
+    /// that makes the pool [chooses another](Self::or_total).
     pub fn total(mut self, bytes: usize) -> Self {
         self.total = Some(bytes);
         self
@@ -224,8 +224,8 @@ pub struct Pinning {
 }
 
 impl Pinning {
-    /// Returns what a device pins. The device may have to measure it with a queue pair, which it
-    /// creates and destroys.
+    /// Describes the memory that a device pins. The device may have to measure this memory with a
+    /// queue pair, which it creates and destroys.
     pub fn of(registrar: &dyn Registrar) -> Pinning {
         Pinning {
             ignores_ipc_lock: registrar.ignores_ipc_lock(),

@@ -8,8 +8,8 @@ use crate::stats::Use;
 ///
 /// The cause is in the environment. The text names the call, the error and, for limits of the
 /// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
-/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors are those of the
-/// device or its driver.
+/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors come from the device
+/// or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{what} {len} bytes failed: {source}{hint}",
@@ -205,7 +205,8 @@ pub enum PoolError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The environment: RLIMIT_MEMLOCK does not leave enough on top of what the pool may use.
+    /// The environment: RLIMIT_MEMLOCK does not leave enough beyond the memory that the pool may
+    /// use.
     #[error(
         "cannot register {len} bytes of application memory: the limit on pinned memory is {limit} bytes, \
          {pinned} of them pinned already, and {reserved} kept for the pool: configure a smaller pool \

@@ -47,10 +47,10 @@ impl Pool {
     /// If registering pins memory, this raises the soft RLIMIT_MEMLOCK of the process to the hard
     /// one. The pool shrinks to the bytes that the limit leaves, minus a margin for the rest of the
     /// process. The margin is half of these bytes, at most 256 KiB. Only memory that the process
-    /// has already pinned counts: a second pool of the process does not know what the first one
-    /// will pin later. If the limit turns out to leave less, connections wait for landing memory as
-    /// in a smaller pool, provided that this pool has landing memory or other pools of the process
-    /// return memory. Other requests fail with [`PoolError::Register`].
+    /// has already pinned counts: a second pool of the process does not know how much the first
+    /// pool will pin later. If the limit turns out to leave less, connections wait for landing
+    /// memory as in a smaller pool, provided that this pool has landing memory or other pools of
+    /// the process return memory. Other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
@@ -83,10 +83,10 @@ impl Pool {
     }
 
     /// Returns a handle of this pool whose send buffers serve one peer, and may be
-    /// [lent](Self::lend) to it. They lie in arenas from which no other handle allocates, so a peer
-    /// that maps such an arena finds only memory that this handle allocated. All handles share the
-    /// budgets. At most three quarters of the send memory are in such arenas. Beyond that, buffers
-    /// come from memory that is not lent.
+    /// [lent](Self::lend) to it. Such buffers lie in arenas from which no other handle allocates,
+    /// so a peer that maps such an arena finds only memory that this handle allocated. All handles
+    /// share the budgets. At most three quarters of the send memory are in such arenas. Beyond
+    /// that, buffers come from memory that is not lent.
     ///
     /// Returns a plain clone if [lending is off](PoolConfig::lendable).
     #[must_use]
@@ -173,17 +173,18 @@ impl Pool {
     }
 
     /// Registers application memory with the device, so that any part of it can be sent in place.
-    /// It stays registered while the returned value, a clone of it, or [bytes](Pool::resolve) that
-    /// were found through it are alive, even after the pool is dropped. The last holder deregisters
-    /// the memory and drops it, on a dedicated thread if the device is slow.
+    /// The memory stays registered while the returned value, a clone of it, or
+    /// [bytes](Pool::resolve) that were found through it are alive, even after the pool is dropped.
+    /// The last holder deregisters the memory and drops it, on a dedicated thread if the device is
+    /// slow.
     ///
     /// The device only reads the memory, which need not be page-aligned. Blocks while the pages are
     /// pinned.
     ///
     /// # Errors
-    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough on top of what the pool may
-    /// use. [`RegionError::Overlap`] if a part of it is registered already, or is pool memory.
-    /// [`RegionError::Register`] if the device or the kernel refuses.
+    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the memory that the
+    /// pool may use. [`RegionError::Overlap`] if a part of it is registered already, or is pool
+    /// memory. [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }

@@ -33,8 +33,9 @@ pub struct Memory {
     pub len: usize,
     /// The access to allow.
     pub access: Access,
-    /// The file that the memory maps, from the first byte of the file. Given for [`Access::Lend`],
-    /// and for the other accesses of peers if the registrar [wants a file](Registrar::wants_file).
+    /// The file that the memory maps, from the first byte of the file. The file is given for
+    /// [`Access::Lend`], and for the other accesses of peers if the registrar [wants a
+    /// file](Registrar::wants_file).
     pub file: Option<OwnedFd>,
 }
 
@@ -54,8 +55,9 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Bytes that the queues of one connection pin in addition to its memory. They count against
-    /// RLIMIT_MEMLOCK: adapter drivers pin the buffers of queue pairs and completion queues.
+    /// Bytes that the queues of one connection pin in addition to its memory. These bytes count
+    /// against RLIMIT_MEMLOCK: adapter drivers pin the buffers of queue pairs and completion
+    /// queues.
     fn queue_bytes(&self) -> usize {
         0
     }
@@ -99,8 +101,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// The device or the kernel refused to register the memory.
     ///
     /// # Safety
-    /// The range is mapped and readable until the registration is dropped. It is also writable,
-    /// unless the access is [`Access::LocalRead`] or [`Access::Lend`].
+    /// The range is mapped and readable until the registration is dropped. The range is also
+    /// writable, unless the access is [`Access::LocalRead`] or [`Access::Lend`].
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 

@@ -113,7 +113,8 @@ impl<S, T> WaitQueue<S, T> {
         self.lock().waiters.iter().any(|w| w.id == id && w.served.is_some())
     }
 
-    /// Removes a waiter. Returns what the queue held for it, if it has been served.
+    /// Removes a waiter. Returns the memory or the error that the queue held for the waiter, if the
+    /// waiter has been served.
     pub(crate) fn leave(&self, id: u64) -> Option<Served<T>> {
         let mut queue = self.lock();
         let at = queue.waiters.iter().position(|w| w.id == id)?;

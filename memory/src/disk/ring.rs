@@ -184,7 +184,7 @@ impl Shared {
             let entry = work.entry.clone().user_data(key as u64);
             if !self.push(&entry) {
                 // This branch is unreachable, because entries that the kernel has taken leave room.
-                // It keeps the work nevertheless.
+                // The work is kept nevertheless.
                 queue.waiting.push_front(key);
                 break;
             }

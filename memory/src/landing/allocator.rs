@@ -12,7 +12,8 @@ use crate::error::RegisterError;
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;
 
-/// The number of retries after another pool of the process has pinned what the limit had left.
+/// The number of retries after another pool of the process has pinned the bytes that the limit had
+/// left.
 const MAX_RETRIES: usize = 3;
 /// Maximum bytes of a chunk, unless a single piece is longer.
 const MAX_CHUNK: usize = 4 << 20;
@@ -87,8 +88,8 @@ impl Landing {
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. The connection waits until the next call returns a piece or an error,
-    /// or until [`Landing::stop_waiting`]. It also waits if other pools of the process hold all
-    /// memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// or until [`Landing::stop_waiting`]. The connection also waits if other pools of the process
+    /// hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
@@ -295,8 +296,9 @@ impl Landing {
         self.or_wait(found)
     }
 
-    /// Turns an error into "no memory now" if other pools of the process hold what RLIMIT_MEMLOCK
-    /// allows. Those pools took the memory between the decision to register and the attempt.
+    /// Turns an error into "no memory now" if other pools of the process hold the memory that
+    /// RLIMIT_MEMLOCK allows. Those pools took the memory between the decision to register and the
+    /// attempt.
     fn or_wait(
         &self,
         found: Result<Option<LandingBuf>, RegisterError>,

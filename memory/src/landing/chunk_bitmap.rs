@@ -3,7 +3,7 @@
 //! Only the owner of the chunk takes granules. So a granule that the owner has seen free stays free
 //! until the owner takes it. Any thread may clear bits with an atomic and-not, so that freeing
 //! takes no lock. Clearing a bit is a release operation and reading it an acquire operation: all
-//! accesses by the last holder of the memory happen before those of the next.
+//! accesses by the last holder of the memory happen before the accesses by the next holder.
 //!
 //! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
 

@@ -265,7 +265,7 @@ pub struct LandedReader<'a> {
 }
 
 impl LandedReader<'_> {
-    /// Advances to the next part if this one is used up.
+    /// Advances to the next part if the current part is used up.
     fn next_part(&mut self) {
         while self.memory.is_empty()
             && let Some(next) = self.rest.next()

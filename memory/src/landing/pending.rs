@@ -1,4 +1,4 @@
-//! Work that one allocator waits for the landing thread to do: see [`making`](super::making).
+//! The landing thread's work for which an allocator waits: see [`making`](super::making).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

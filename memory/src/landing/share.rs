@@ -7,8 +7,8 @@
 //! connection may exceed its share. While another connection claims memory, a connection leases no
 //! more than its share, and selects chunks beyond its share to be reclaimed. A connection never
 //! returns memory within its share, unless another connection starves. So as long as the same
-//! connections are active, they keep their chunks and register no further ones. A connection stays
-//! active until it is idle for a while and returns its last chunk.
+//! connections are active, they keep their chunks and register no further chunks. A connection
+//! stays active until it is idle for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -20,7 +20,7 @@
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
 //! [holds](crate::Landed::hold) come free only when it drops them. So a chunk with such a piece is
-//! not selected, and a connection that has only such chunks keeps one usable.
+//! not selected, and a connection that has only such chunks keeps one of them usable.
 //!
 //! The shares together may exceed the memory: readers hold memory that a connection leased when its
 //! share was larger, or there are too many connections for the smallest share. A connection that
@@ -44,7 +44,7 @@ pub enum Reclaim {
 }
 
 impl Landing {
-    /// The number of bytes that this connection has leased, including those of a chunk that is
+    /// The number of bytes that this connection has leased, including the bytes of a chunk that is
     /// being made.
     pub fn leased(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum::<usize>() + self.making_bytes()
@@ -61,7 +61,7 @@ impl Landing {
         !self.starves && self.ledger.landing_waiters().others_starve(&self.waiter)
     }
 
-    /// The number of bytes that may be leased now, including those that are leased already.
+    /// The number of bytes that may be leased now, including bytes that are leased already.
     pub(super) fn lease_cap(&self) -> usize {
         if self.yields_to_starving() {
             self.share().min(self.leased()).min(self.limit)

@@ -132,7 +132,7 @@ impl Ledger {
         self.landing_free().saturating_add(self.budgets.freeing.load(SeqCst))
     }
 
-    /// The number of bytes that the waiter's owner may lease, including those that are leased
+    /// The number of bytes that the waiter's owner may lease, including bytes that are leased
     /// already: its share, or more while no other connection claims memory.
     pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
         let waiters = self.landing_waiters();

@@ -194,9 +194,9 @@ impl Landing {
     /// [kept](super::NamedBuffer::keep_registered) the registration of an earlier grant by this
     /// pool.
     ///
-    /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough on top of
-    /// what the pool may use, [`RegionError::Overlap`] if another part of the buffer is granted,
-    /// and [`RegionError::Register`] if the device or the kernel refuses.
+    /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the
+    /// memory that the pool may use, [`RegionError::Overlap`] if another part of the buffer is
+    /// granted, and [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register_named(&self, lease: NamedLease, range: Range<usize>) -> NamedRegistration {
         let slot = Arc::<Slot>::default();
         let (ledger, waiter) = (self.ledger().clone(), self.waiter().clone());

@@ -165,8 +165,8 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner. This works once, and only when no registration is kept; if a registration
-    /// is kept, this call ends it.
+    /// Returns the owner. The call succeeds only once, and only when no registration is kept. If a
+    /// registration is kept, the call ends it.
     ///
     /// Returns [`InUse`] if the buffer is in use. The owner then stays in the buffer.
     ///

@@ -1,9 +1,9 @@
 //! RLIMIT_FSIZE, which applies to memory files, and system calls that signals interrupt.
 //!
 //! The kernel sends SIGXFSZ to a thread that makes a file longer than the limit, and the signal's
-//! default action ends the process. So the limit is checked first. It may be lowered between the
-//! check and the call, so the call runs with the signal blocked in its thread, which then takes the
-//! signal back. The program's handlers and masks stay as they are.
+//! default action ends the process. So the limit is checked first. The limit may be lowered between
+//! the check and the call, so the call runs with the signal blocked in its thread, which then takes
+//! the signal back. The program's handlers and masks stay as they are.
 
 use std::io;
 use std::mem::MaybeUninit;

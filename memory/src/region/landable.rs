@@ -12,7 +12,7 @@ use crate::file::OwnedFd;
 /// [`NamedBuffer`](crate::NamedBuffer), it receives messages over shared memory without another
 /// copy.
 ///
-/// Its length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
+/// The file's length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
 ///
 /// **Use it only with trusted peers.** A mapping cannot be taken away from another process. A
 /// process that has mapped the file can write to it, and to nothing else, for as long as it runs,

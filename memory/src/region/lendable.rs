@@ -14,7 +14,7 @@ use crate::file::{AsFd, BorrowedFd, OwnedFd};
 /// A mapped memory file to fill, [`freeze`](Self::freeze), and
 /// [register](crate::Pool::register_lendable). Its pages hold nothing else.
 ///
-/// Its length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
+/// The file's length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
 #[derive(Debug)]
 pub struct LendableBuf {
     mapping: Mapping,
@@ -84,8 +84,8 @@ impl LendableMemory {
     ///
     /// # Errors
     /// `InvalidInput` with the reason: the file is no memory file, has huge pages, is empty, does
-    /// not allow sealing (MFD_ALLOW_SEALING) or is still mapped for writing. Other errors are those
-    /// of fcntl(2), fallocate(2) and mmap(2).
+    /// not allow sealing (MFD_ALLOW_SEALING) or is still mapped for writing. Other errors come from
+    /// fcntl(2), fallocate(2) and mmap(2).
     pub fn from_file(file: impl Into<OwnedFd>) -> io::Result<Self> {
         let file = file.into();
         let len = memfd::len_of_ordinary_pages(&file)?;

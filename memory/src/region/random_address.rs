@@ -10,7 +10,7 @@
 //! | uses the iova of `ibv_reg_mr_iova` | the iova, by [`random_iova`] | all 64 bits | 52 | 2^(64-k) |
 //! | ignores it (Soft-iWARP) | the virtual address, by [`map_at_random`] | the user address space, 2^47 bytes on x86-64 | 35 | 2^(47-k) |
 //!
-//! The bits are those of the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
+//! The bits are counted in the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
 //! keeps its offset within a huge page, for devices and kernels that use larger pages. Its address
 //! has nine random bits less, but a guess has the same chance, because such a chunk is at least as
 //! long as the distance between two possible addresses.

@@ -1,4 +1,5 @@
-//! The thread that deregisters application memory and drops it. It ends when no work is left.
+//! The thread that deregisters application memory and drops it. The thread ends when no work is
+//! left.
 
 use std::any::Any;
 use std::sync::atomic::AtomicUsize;

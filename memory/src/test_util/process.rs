@@ -85,8 +85,8 @@ pub const FSTATFS: libc::c_long = libc::SYS_fstatfs;
 /// The number of memfd_create(2), for [`forbid`].
 pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
 
-/// Makes a system call fail with EPERM in this thread and in threads that it starts. It installs a
-/// seccomp(2) filter, like a sandbox.
+/// Makes a system call fail with EPERM in this thread and in threads that it starts. This function
+/// installs a seccomp(2) filter, like a sandbox.
 ///
 /// # Errors
 /// The errors of prctl(2).
