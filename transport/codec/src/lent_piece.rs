@@ -9,11 +9,11 @@ use crate::placeholder::HEADER;
 /// them.
 #[derive(Debug, Default)]
 pub struct LentPiece {
-    /// The bytes before the lent ones, in memory that the peer cannot write to.
+    /// The bytes before the lent bytes, in memory that the peer cannot write to.
     pub head: Bytes,
     /// The bytes that the peer has lent.
     pub lent: Landed,
-    /// The bytes after the lent ones, received like `head`.
+    /// The bytes after the lent bytes, received like `head`.
     pub tail: Bytes,
 }
 

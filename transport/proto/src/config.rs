@@ -108,7 +108,8 @@ pub struct Config {
     /// memory](crate::Connection::decide_naming) for the request. Until it has decided, nothing is
     /// granted to the stream, and there are no standing grants. Default: false.
     pub names_requests: bool,
-    /// Whether the peer may lend what it sends. If not, LENT is a breach. Default: false.
+    /// Whether the peer may lend the payload that it sends. If not, LENT is a breach. Default:
+    /// false.
     pub takes_lent: bool,
     /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,

@@ -2,7 +2,7 @@
 
 use crate::ids::{GrantId, StreamId};
 
-/// A breach of the protocol: a bug in the peer's implementation, or an attack. It closes the
+/// A breach of the protocol: a bug in the peer's implementation, or an attack. A breach closes the
 /// connection and has no other effect (R15).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -186,7 +186,7 @@ fn prefix(data: &[u8], kind: u8, len: usize) -> Result<&[u8], HelloError> {
         return Err(HelloError::Kind(data[5]));
     }
     let (min, max) = (data[6], data[7]);
-    // A reject states the server's versions, which may have none in common with ours.
+    // A reject states the server's versions, which may have no version in common with this side.
     if kind != KIND_REJECT && (min > max || min > VERSION_MAX || max < VERSION_MIN) {
         return Err(HelloError::Version { min, max });
     }

@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 /// Where the longest field of type `bytes` lies in a message, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The offset of its first byte.
+    /// The offset of the field's first byte.
     pub at: u32,
-    /// Its length, which is not 0.
+    /// The length of the field, which is not 0.
     pub len: u32,
 }
 
@@ -35,13 +35,13 @@ pub struct LentPlace {
 /// A piece of a body, most of which is lent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LentBody {
-    /// The bytes before the lent ones.
+    /// The bytes before the lent bytes.
     pub head: Bytes,
     /// Where the lent bytes lie.
     pub place: LentPlace,
     /// Number of bytes that are lent.
     pub len: u32,
-    /// The bytes after the lent ones.
+    /// The bytes after the lent bytes.
     pub tail: Bytes,
 }
 

@@ -69,13 +69,14 @@ impl Connection {
     }
 
     /// Creates the connecting side, with the settings of the peer's [`crate::Accept`]. `config`
-    /// must have passed [`Config::check`] and be the one that the [`crate::Hello`] stated.
+    /// must have passed [`Config::check`] and be the configuration that the [`crate::Hello`]
+    /// stated.
     pub fn client(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Client, config, peer, now)
     }
 
     /// Creates the accepting side, with the settings of the peer's [`crate::Hello`]. `config` must
-    /// have passed [`Config::check`] and be the one that the [`crate::Accept`] stated.
+    /// have passed [`Config::check`] and be the configuration that the [`crate::Accept`] stated.
     pub fn server(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Server, config, peer, now)
     }

@@ -118,7 +118,7 @@ impl Landing {
         (want > 0).then_some(LandingWant { key: WantKey::Standing, want, min: want })
     }
 
-    /// Returns what the stream at `place` in the queue wants: see
+    /// Returns the want of the stream at `place` in the queue: see
     /// [`Connection::landing_behind`](super::Connection::landing_behind).
     pub(super) fn behind(&self, place: usize, streams: &Streams) -> Option<Option<LandingWant>> {
         let within = |key: &usize| {

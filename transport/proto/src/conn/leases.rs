@@ -30,7 +30,7 @@ use crate::ids::IdHasher;
 use crate::ids::StreamId;
 use crate::payload::{LentBody, LentPlace};
 
-/// Maximum number of leases that a side may hold from the other.
+/// Maximum number of leases that a side may hold from the other side.
 pub(super) const MAX_LEASES: usize = 4096;
 
 type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;

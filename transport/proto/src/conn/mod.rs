@@ -42,28 +42,28 @@
 //! A piece of a body that does not fit into a control slot is sent by WRITE, into memory that the
 //! receiver has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST.
 //! A receiver that is short of memory grants less than requested, and the rest when memory comes
-//! free. Every grant ends with DONE (its bytes have been written) or ABORT (they will not be). Both
-//! follow the last WRITE on the queue pair, so the receiver knows that the memory is no longer
-//! accessed (R4, R9).
+//! free. Every grant ends with DONE (its bytes have been written) or ABORT (they will not be). DONE
+//! and ABORT follow the last WRITE on the queue pair, so the receiver knows that the memory is no
+//! longer accessed (R4, R9).
 //!
 //! # Flow control
 //!
 //! Eager data is bounded by the stream's window, which begins small and grows as the application
 //! reads. Grants are bounded by the receiver: at most `bulk_window` per stream, or one message of
 //! up to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread
-//! bytes of all streams reach `unread_total`. Then no standing grants are given, and a stream gets
-//! memory for the one message that its reader waits for; small messages still have the windows that
-//! their streams began with. Without this limit a peer could exhaust the heap. For the same reason
-//! the output of all streams has a common limit, beyond which each stream has a floor
+//! bytes of all streams reach `unread_total`. From then on no standing grants are given, and a
+//! stream gets memory for the one message that its reader waits for; small messages still have the
+//! windows that their streams began with. Without this limit a peer could exhaust the heap. For the
+//! same reason the output of all streams has a common limit, beyond which each stream has a floor
 //! ([`Connection::has_room`]).
 //!
 //! # Why granted memory always comes back
 //!
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
-//! for another grant. It waits for credits and for room in the send queue, and both always come
-//! back. If the peer keeps a grant all the same, this side recalls it when others want its memory
-//! (`grants`), and the peer must answer in time (`answer_clock`).
+//! for another grant. Such a transfer waits for credits and for room in the send queue, and both
+//! always come back. If the peer keeps a grant all the same, this side recalls it when others want
+//! its memory (`grants`), and the peer must answer in time (`answer_clock`).
 
 mod alignment;
 mod answer_clock;

@@ -150,7 +150,7 @@ impl OutputQueue {
         }
     }
 
-    /// Moves a stream to the front of those that wait to write.
+    /// Moves a stream to the front of the streams that wait to write.
     pub(super) fn write_first(&mut self, key: usize, stream: &mut Stream) {
         if std::mem::take(&mut stream.queues.write) {
             self.writes.remove(key);

@@ -21,9 +21,9 @@ fn returned(reader: &Reader) -> Returned {
 }
 
 impl Connection {
-    /// Processes one received message. Its RECV slot must have been posted again before (R1),
-    /// unless [`recv_gone`](Self::recv_gone) follows. So `message` is a copy, or lies in memory
-    /// that is not posted.
+    /// Processes one received message. The message's RECV slot must have been posted again before
+    /// this call (R1), unless [`recv_gone`](Self::recv_gone) follows. So `message` is a copy, or
+    /// lies in memory that is not posted.
     ///
     /// `now` may be the time of an earlier message of this connection, up to a second ago. The next
     /// probe or PING is then due that much earlier, and idle periods seem that much longer.

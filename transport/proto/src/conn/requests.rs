@@ -1,4 +1,4 @@
-//! The peer's requests for memory on a stream, and what has been granted to them.
+//! The peer's requests for memory on a stream, and the memory granted to them.
 
 use std::collections::VecDeque;
 

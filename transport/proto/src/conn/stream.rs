@@ -43,8 +43,8 @@
 //! | by WRITE and DATA | a GRANT of memory that this side cannot write to (`Connection::cannot_write`): ABORT, and DECLINE with OWN | by DATA |
 //!
 //! Memory that was granted before is written, and ends with DONE or, after a RECALL, with ABORT.
-//! Then the rest of the current message and all later ones go by DATA. The receiver forgets
-//! REQUESTs that cross its DECLINE.
+//! After that, the rest of the current message and all later messages go by DATA. The receiver
+//! forgets REQUESTs that cross its DECLINE.
 
 use std::collections::VecDeque;
 

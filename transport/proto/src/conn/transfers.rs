@@ -75,6 +75,7 @@ pub(super) struct QueuedRequest {
 pub(super) struct Transfers {
     pub(super) dones: VecDeque<PendingDone>,
     pub(super) requests: VecDeque<QueuedRequest>,
-    /// The number of recalled grants in the output that are written before those of other streams.
+    /// The number of recalled grants in the output that are written before the grants of other
+    /// streams.
     pub(super) urgent: u32,
 }

@@ -5,7 +5,7 @@
 //! streams took turns. A short message still overtakes a long one, at the next WRITE. Compared with
 //! taking turns, a long message is delayed at most by the time that its own length takes.
 //!
-//! This is weighted fair queueing by message, with equal weights: the virtual clock counts the
+//! The order is weighted fair queueing by message, with equal weights: the virtual clock counts the
 //! bytes that each stream would have written if all took turns, and the message that would end
 //! first by that clock goes first. The algorithm is from Demers, Keshav and Shenker, "Analysis and
 //! simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike in that algorithm, a message in
@@ -27,7 +27,7 @@ struct WriteTurn {
 /// The streams with a WRITE to hand out.
 #[derive(Debug, Default)]
 pub(super) struct WriteOrder {
-    /// The streams whose source is staged, and those whose source is pinned.
+    /// The streams whose source is staged, and the streams whose source is pinned.
     queues: [BinaryHeap<Reverse<WriteTurn>>; 2],
     /// The index of the queue whose turn it is.
     turn: usize,

@@ -18,8 +18,8 @@ pub(crate) const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
 /// Static names whose fields are usually the same for all calls, or for all calls of a method:
-/// `:path`, `:authority`, `user-agent`. They are stored on first use, other fields on second use,
-/// so that an id unique to each call does not evict useful fields.
+/// `:path`, `:authority`, `user-agent`. Fields with these names are stored on first use, other
+/// fields on second use, so that an id unique to each call does not evict useful fields.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
 /// Bytes of the buffer in which blocks are expanded, so that several blocks share an allocation.
 const ROOM: usize = 4096;
