@@ -125,7 +125,7 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
 pub struct Variant {
     /// The transport under test.
     pub contender: Contender,
-    /// The allocator of its processes.
+    /// The allocator of the contender's processes.
     pub allocator: Allocator,
 }
 

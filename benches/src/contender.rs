@@ -122,22 +122,22 @@ const ODD: usize = 7;
 /// How application buffers that messages land in are registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LandsIn {
-    /// For each transfer.
+    /// The buffers are registered for each transfer.
     Once,
-    /// Once for all transfers.
+    /// The buffers are registered once for all transfers.
     Kept,
 }
 
 /// The copy function and the memory of a contender that copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
-    /// The C library, in the cache.
+    /// The C library copies memory in the cache.
     MemcpyHot,
-    /// The C library, at distance 0.
+    /// The C library copies uncached memory at distance 0.
     MemcpyCold,
-    /// The C library, at the distance of the row.
+    /// The C library copies uncached memory at the distance of the row.
     MemcpyApart,
-    /// The transport, at the distance of the row.
+    /// The transport copies uncached memory at the distance of the row.
     Transport,
 }
 

@@ -65,7 +65,7 @@ impl Process {
     /// Whether the process has ended.
     ///
     /// # Errors
-    /// The system cannot tell.
+    /// The state of the process cannot be read.
     pub(crate) fn has_ended(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
@@ -73,7 +73,7 @@ impl Process {
     /// Waits until the process ends, and returns the last line of its stderr with its exit code.
     ///
     /// # Errors
-    /// The system cannot tell.
+    /// The state of the process cannot be read.
     pub(crate) async fn reason_of_end(&mut self) -> anyhow::Result<String> {
         let status = self.child.wait().await?;
         if let Some(passing_on) = self.passing_on.take() {

@@ -34,7 +34,7 @@ pub enum ClientReply {
         /// Whether the contender supports the row.
         #[serde(rename = "runs")]
         supports: bool,
-        /// Maximum size in bytes of the pool of its connections, if they have one.
+        /// Maximum size in bytes of the pool of its connections, if they have a pool.
         pool: Option<usize>,
     },
     /// The result of a round.
@@ -49,7 +49,7 @@ pub trait RowRunner {
     fn supports(&self, row: &Row) -> bool;
     /// A description of the path.
     fn path(&self) -> String;
-    /// Maximum size in bytes of the pool of its connections, if they have one.
+    /// Maximum size in bytes of the pool of its connections, if they have a pool.
     fn pool(&self) -> Option<usize> {
         None
     }

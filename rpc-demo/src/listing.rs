@@ -1,5 +1,5 @@
 //! The entries that a server has under a name. The server is not trusted: a name that it returns
-//! must lie below the requested one.
+//! must lie below the requested name.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(crate) struct Listed {
 /// A file or directory.
 pub(crate) struct Found {
     pub(crate) name: Name,
-    /// The part of the name after the requested one; empty for the requested name itself.
+    /// The part of the name after the requested name; empty for the requested name itself.
     pub(crate) below: String,
     pub(crate) directory: bool,
     pub(crate) entry: Entry,

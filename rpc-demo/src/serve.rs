@@ -21,7 +21,8 @@ use crate::store::{Options, Store};
 /// Prefix of the line that reports the listening address.
 pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 
-/// Costs of a server so far. With `--until-eof`, the server answers each line on stdin with them.
+/// Costs of a server so far. With `--until-eof`, the server answers each line on stdin with these
+/// costs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Spent {
     #[serde(flatten)]

@@ -150,7 +150,7 @@ fn directly(
 }
 
 /// Reads past the page cache, up to the known size. Each chunk is checksummed while the disk reads
-/// the next one.
+/// the next chunk.
 fn read_directly(
     direct: &Direct,
     file: &File,

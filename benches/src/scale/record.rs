@@ -32,7 +32,7 @@ pub struct Bulk {
     pub contender: String,
     /// Number of clients, each with its own connection.
     pub clients: usize,
-    /// Maximum size in bytes of the pool of either process, if it has one.
+    /// Maximum size in bytes of a process's pool, if the processes have pools.
     pub pool: Option<usize>,
     /// The rounds of bulk transfers.
     pub rounds: Vec<BulkRound>,

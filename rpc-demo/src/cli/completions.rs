@@ -13,7 +13,7 @@ const PLAIN: &str = "rpc_demo";
 ///
 /// clap_complete's bash script handles a hyphen in the program's name inconsistently, and then
 /// completes nothing after a subcommand. So the script is generated for a name without a hyphen and
-/// registered for the real one.
+/// registered for the real name.
 pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     let name = if shell == Shell::Bash { PLAIN } else { NAME };

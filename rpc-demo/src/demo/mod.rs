@@ -166,7 +166,7 @@ impl Demonstration<'_> {
             let [put, get] = self.there_and_back(&count, Way::Tcp).await?;
             self.report.tcp.add(put.run, get.run);
         }
-        // The trees of the last round stay, because `--keep` may keep them.
+        // The trees of the last round stay, because `--keep` may ask for them.
         if round < rounds {
             self.remove(&["copy", "root/demo"]).await?;
         }

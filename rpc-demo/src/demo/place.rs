@@ -58,11 +58,12 @@ pub(super) struct Chosen {
     pub(super) backing: Backing,
     /// Size of the tree in bytes.
     pub(super) size: u64,
-    /// The reason why the preferred choice was impossible, if it was.
+    /// The reason for another choice than the preferred one. `None` for the preferred choice.
     pub(super) why: Option<String>,
 }
 
-/// Bytes that three trees of `size` take: the original, the server's and the fetched one.
+/// Bytes that three trees of `size` take: the original tree, the server's tree and the fetched
+/// tree.
 fn need(size: u64) -> u64 {
     size.saturating_mul(3).saturating_add(size / 32).saturating_add(BESIDE)
 }

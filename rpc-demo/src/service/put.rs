@@ -201,7 +201,7 @@ impl Begun {
     }
 }
 
-/// Checks that the length is the announced one.
+/// Checks that the length is the announced length.
 fn announced(name: &Name, size: Option<u64>, arrived: u64) -> Result<(), Status> {
     match size {
         Some(size) if size != arrived => Err(Status::invalid_argument(format!(

@@ -13,7 +13,7 @@ use crate::names::Name;
 use crate::sink::Pending;
 
 impl Store {
-    /// Begins an upload. Returns its id, and whether it continues an earlier one.
+    /// Begins an upload. Returns its id, and whether it continues an earlier upload.
     pub(crate) fn begin_upload(&self, wanted: Wanted) -> Result<(String, bool), UploadError> {
         let _one = lock(&self.uploads.beginning);
         let Wanted { name, ranges, attributes, resume } = wanted;

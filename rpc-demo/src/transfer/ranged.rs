@@ -327,7 +327,7 @@ impl Large {
         self.item.attributes
     }
 
-    /// Checks the digest of the whole content against the stored one. No single range can show
+    /// Checks the digest of the whole content against the stored digest. No single range can show
     /// whether the object is damaged.
     fn undamaged(&self, digest: Digest) -> Result<(), Failure> {
         let Origin::Object(_, name) = &self.item.origin else { return Ok(()) };
