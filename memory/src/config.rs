@@ -57,8 +57,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total, and replaces an earlier one. The parts that are set keep their proportions,
-    /// unless a part would become too small.
+    /// Sets the total, and replaces an earlier total. The parts that are set keep their
+    /// proportions, unless a part would become too small.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {
             let (send, landing) = scale(self.parts(), self.bytes(), bytes);

@@ -59,7 +59,8 @@ impl LogThrottle {
         LogThrottle(PerProcess::new(Mutex::default))
     }
 
-    /// If a line may be logged now, returns the number of lines suppressed since the last one.
+    /// If a line may be logged now, returns the number of lines suppressed since the last logged
+    /// line.
     pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }

@@ -43,7 +43,7 @@ impl Memlock {
         })
     }
 
-    /// Raises the soft limit to the hard one, which needs no privilege, and reads both.
+    /// Raises the soft limit to the hard limit, which needs no privilege, and reads both limits.
     ///
     /// # Errors
     /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no

@@ -44,13 +44,13 @@ impl std::fmt::Debug for Inner {
 impl Pool {
     /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
     ///
-    /// If registering pins memory, this raises the soft RLIMIT_MEMLOCK of the process to the hard
-    /// one. The pool shrinks to the bytes that the limit leaves, minus a margin for the rest of the
-    /// process. The margin is half of these bytes, at most 256 KiB. Only memory that the process
-    /// has already pinned counts: a second pool of the process does not know how much the first
-    /// pool will pin later. If the limit turns out to leave less, connections wait for landing
-    /// memory as in a smaller pool, provided that this pool has landing memory or other pools of
-    /// the process return memory. Other requests fail with [`PoolError::Register`].
+    /// If registering pins memory, this function raises the soft RLIMIT_MEMLOCK of the process to
+    /// the hard limit. The pool shrinks to the bytes that the limit leaves, minus a margin for the
+    /// rest of the process. The margin is half of these bytes, at most 256 KiB. Only memory that
+    /// the process has already pinned counts: a second pool of the process does not know how much
+    /// the first pool will pin later. If the limit turns out to leave less, connections wait for
+    /// landing memory as in a smaller pool, provided that this pool has landing memory or other
+    /// pools of the process return memory. Other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
@@ -85,8 +85,8 @@ impl Pool {
     /// Returns a handle of this pool whose send buffers serve one peer, and may be
     /// [lent](Self::lend) to it. Such buffers lie in arenas from which no other handle allocates,
     /// so a peer that maps such an arena finds only memory that this handle allocated. All handles
-    /// share the budgets. At most three quarters of the send memory are in such arenas. Beyond
-    /// that, buffers come from memory that is not lent.
+    /// share the budgets. At most three quarters of the send memory are in such arenas. Beyond this
+    /// limit, buffers come from memory that is not lent.
     ///
     /// Returns a plain clone if [lending is off](PoolConfig::lendable).
     #[must_use]
@@ -232,8 +232,8 @@ impl Pool {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
-    /// Records that no landing memory was available, so that [`may_land`](Self::may_land) checks by
-    /// making a chunk.
+    /// Records that no landing memory was available, so that [`may_land`](Self::may_land) makes a
+    /// chunk to check whether memory is available.
     pub fn cannot_land(&self) {
         self.0.ledger.cannot_land.store(true, Relaxed);
     }

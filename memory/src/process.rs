@@ -89,7 +89,7 @@ static LAST: AtomicU32 = AtomicU32::new(0);
 /// Identifies a process, as distinct from its parent and its children.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
-    /// Holds this generation as long as the running process is this one.
+    /// The word holds this generation as long as the running process is this process.
     word: &'static AtomicU32,
     generation: u32,
 }

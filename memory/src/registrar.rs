@@ -62,8 +62,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         0
     }
 
-    /// The NUMA node that the device is attached to, where there are several. The pool's memory is
-    /// taken from this node while the node has free memory.
+    /// The NUMA node that the device is attached to, if the host has several nodes. The pool's
+    /// memory is taken from this node while the node has free memory.
     fn numa_node(&self) -> Option<u32> {
         None
     }

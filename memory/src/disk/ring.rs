@@ -46,7 +46,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone)]
 pub struct Ring(Arc<Handle>);
 
-/// Ends the thread when it is dropped.
+/// Ends the thread on drop.
 struct Handle(Arc<Shared>, Process);
 
 struct Shared {
@@ -62,7 +62,7 @@ struct Queue {
     work: Slab<Work>,
     /// Work that is not posted yet.
     waiting: VecDeque<usize>,
-    /// The number of requests that the kernel has, including the one that ends the thread.
+    /// The number of requests that the kernel has, including the request that ends the thread.
     posted: usize,
     stopped: bool,
 }
@@ -107,7 +107,7 @@ impl Ring {
     /// the disk's block size.
     ///
     /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
-    /// RLIMIT_MEMLOCK has room for that.
+    /// RLIMIT_MEMLOCK has room for the arena.
     pub fn read(&self, file: &Arc<File>, offset: u64, mut buf: PinnedBuf) -> Transfer<PinnedBuf> {
         let shared = &self.0.0;
         let number = buf.fixed(&shared.fixed);

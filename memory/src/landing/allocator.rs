@@ -161,7 +161,7 @@ impl Landing {
     }
 
     /// Like [`alloc`](Self::alloc), but for a piece of exactly `want` bytes while the connection
-    /// waits for a longer one. If there is no memory, the connection still waits for the longer
+    /// waits for a longer piece. If there is no memory, the connection still waits for the longer
     /// piece.
     ///
     /// # Errors
@@ -174,9 +174,9 @@ impl Landing {
         self.or_wait(found)
     }
 
-    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return. Call it if the
-    /// piece is no longer needed, because other connections return memory while this connection
-    /// claims some.
+    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return. Call this
+    /// function if the piece is no longer needed, because other connections return memory while
+    /// this connection claims some.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
         self.is_pending = false;

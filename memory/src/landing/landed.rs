@@ -245,8 +245,8 @@ impl fmt::Debug for Window {
 /// most once. [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory in which the bytes landed, and
 /// [`advance`](Buf::advance) beyond the window skips bytes without copying them.
 ///
-/// A window is copied when the previous one is used up, so the bytes after a field of type `bytes`
-/// are not copied before that field has been passed.
+/// A window is copied when the previous window is used up, so the bytes after a field of type
+/// `bytes` are not copied before that field has been passed.
 ///
 /// In a message [of several parts](Landed::reader_of), no window spans two parts.
 #[derive(Debug)]

@@ -97,8 +97,8 @@ impl LandingBuf {
         LandingBuf { piece }
     }
 
-    /// The address to which a peer directs its WRITEs (iova). It is random, and in general not the
-    /// virtual address.
+    /// The address to which a peer directs its WRITEs (iova). This address is random, and in
+    /// general not the virtual address.
     pub fn addr(&self) -> u64 {
         self.piece.chunk.region().iova() + (self.piece.start * GRANULE) as u64
     }

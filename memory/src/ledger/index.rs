@@ -40,8 +40,8 @@ pub(crate) struct Found {
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
-/// The registered regions, sorted by address. Every sender reads the index, and it changes only
-/// when an arena or a chunk is made or removed. So the lock is sharded, and a reader takes one
+/// The registered regions, sorted by address. Every sender reads the index, and the index changes
+/// only when an arena or a chunk is made or removed. So the lock is sharded, and a reader takes one
 /// shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);

@@ -1,11 +1,11 @@
 //! A pool's landing budget, which shrinks while RLIMIT_MEMLOCK leaves fewer bytes.
 //!
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
-//! process, or the limit is lowered, a pool may find that it cannot pin more. It then works with
-//! what it has leased, like a smaller pool: connections wait for memory, and landed data is copied
-//! out if readers hold on to it. A pool that has leased nothing waits for memory that [other
-//! pools](super::pinning_pools) of the process return. The part of the control budget that is not
-//! pinned yet stays reserved, so landing memory never prevents a new connection.
+//! process, or the limit is lowered, a pool may find that it cannot pin more. The pool then works
+//! with the memory that it has leased, like a smaller pool: connections wait for memory, and landed
+//! data is copied out if readers hold on to it. A pool that has leased nothing waits for memory
+//! that [other pools](super::pinning_pools) of the process return. The part of the control budget
+//! that is not pinned yet stays reserved, so landing memory never prevents a new connection.
 //!
 //! | a landing budget is | from | to, by |
 //! |---|---|---|

@@ -165,7 +165,7 @@ impl LandingWaiters {
         waiter.set_waker(None);
     }
 
-    /// Sets the state of a waiter and returns the old one. Only the waiter's owner calls this. An
+    /// Sets the state of a waiter and returns the old state. Only the waiter's owner calls this. An
     /// owner that begins to wait must check for memory again before it waits.
     pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
         let before = waiter.state();
@@ -275,7 +275,7 @@ impl LandingWaiters {
     }
 }
 
-/// Adds 1 to `counter` if `change` is from false to true, and subtracts 1 if it is from true to
+/// Adds 1 to `counter` if `change` goes from false to true, and subtracts 1 if it goes from true to
 /// false.
 fn count(counter: &AtomicUsize, change: (bool, bool)) {
     match change {

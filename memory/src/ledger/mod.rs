@@ -215,8 +215,8 @@ impl Ledger {
             && pinning_pools::others_hold(&self.landing)
     }
 
-    /// Stops making chunks after the device has refused one that the limit allows, until a pool of
-    /// the process returns memory or a connection has waited for a while.
+    /// Stops making chunks after the device has refused a chunk that the limit allows, until a pool
+    /// of the process returns memory or a connection has waited for a while.
     pub(crate) fn pause_landing(&self) {
         self.landing.pause(self.budgets.used(Use::Landing));
     }

@@ -8,7 +8,7 @@ pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
     Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))
 }
 
-/// Raises the soft limit to the hard one. A limit that cannot be raised stays as it is.
+/// Raises the soft limit to the hard limit. A limit that cannot be raised stays as it is.
 pub(super) fn raise() -> io::Result<()> {
     let mut limit = getrlimit()?;
     if limit.rlim_cur != limit.rlim_max {

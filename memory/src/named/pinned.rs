@@ -20,7 +20,7 @@ pub(super) struct Pinned {
 
 impl Pinned {
     /// Registers bytes for a peer to write to. `file` is the file that peers map, for a registrar
-    /// that wants one.
+    /// that wants a file.
     ///
     /// # Safety
     /// The bytes are mapped and writable until this value is dropped.
@@ -59,7 +59,7 @@ impl Pinned {
         self.registration.as_deref().map_or(0, Registration::rkey)
     }
 
-    /// Ends the registration and then drops `behind`, on a dedicated thread if that takes time.
+    /// Ends the registration and then drops `behind`, on a dedicated thread if the device is slow.
     pub(super) fn end_before(self: Arc<Self>, behind: impl Send + 'static) {
         if self.ledger.is_inherited() {
             return std::mem::forget((self, behind));

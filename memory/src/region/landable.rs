@@ -21,7 +21,7 @@ use crate::file::OwnedFd;
 #[derive(Debug)]
 pub struct LandableBuf {
     mapping: Mapping,
-    /// The length in bytes, at most that of the mapping.
+    /// The length in bytes, at most the length of the mapping.
     len: usize,
     file: Arc<OwnedFd>,
 }

@@ -77,7 +77,7 @@ pub struct LendableMemory {
 impl LendableMemory {
     /// Takes a memory file (memfd_create(2)) that this or another process has filled. Seals the
     /// file against shrinking, growing and writing, allocates missing pages, and maps it read-only.
-    /// Blocks until this is done.
+    /// Blocks until the file is mapped.
     ///
     /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), because it does
     /// not pin shared read-only mappings. It does register a [`LendableBuf`].

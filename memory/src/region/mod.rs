@@ -60,7 +60,7 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Registers a mapping. `file` is the file that it maps, if any.
+    /// Registers a mapping. `file` is the mapped file, if any.
     pub(crate) fn new(
         mapping: Mapping,
         file: Option<OwnedFd>,

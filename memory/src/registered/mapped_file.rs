@@ -55,7 +55,7 @@ impl std::fmt::Debug for Entry {
 }
 
 impl MappedFile {
-    /// Guards memory if it is mapped from a file. Returns `None` if it is not.
+    /// Guards memory if it is mapped from a file. Returns `None` for other memory.
     ///
     /// # Errors
     /// sigaction(2) fails.

@@ -56,7 +56,7 @@ pub(crate) enum Owner {
 struct Registered(Option<Held>);
 
 impl PoolRegistration {
-    /// Registers `memory`. `file` is the file that it maps, if it may be lent to peers.
+    /// Registers `memory`. `file` is the file that the memory maps, if it may be lent to peers.
     pub(crate) fn new(
         ledger: Arc<Ledger>,
         memory: Bytes,
