@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use foldhash::fast::RandomState;
 use http::Uri;
 
-/// If a message, or a part of one, has this many bytes or more, its method counts as transferring
-/// bulk.
+/// If a message, or a part of a message, has this many bytes or more, its method counts as
+/// transferring bulk.
 const BULK: usize = 64 * 1024;
 
 /// Maximum number of methods remembered. Only methods that are served count.

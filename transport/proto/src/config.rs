@@ -67,9 +67,9 @@ pub struct Config {
     /// Bytes of small messages that a stream may have unread when it begins, and at any later time.
     /// The hello states this floor. 4 KiB to 2 GiB - 1; default 32 KiB.
     pub stream_window: u32,
-    /// Maximum bytes of small messages that a stream may have unread, once it is being read. Bytes
-    /// beyond `stream_window` count towards `unread_total`. `stream_window` to 2 GiB - 1; default 2
-    /// MiB.
+    /// Maximum bytes of small messages that a stream may have unread, once the stream is being
+    /// read. Bytes beyond `stream_window` count towards `unread_total`. `stream_window` to 2 GiB -
+    /// 1; default 2 MiB.
     pub max_stream_window: u32,
     /// Maximum bytes of a stream that are granted or unread, not counting small messages. A message
     /// of up to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.

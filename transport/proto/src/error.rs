@@ -79,7 +79,7 @@ pub enum Breach {
         stream: StreamId,
     },
     /// A frame names a stream whose sending half has ended, or a new stream whose id is not above
-    /// all earlier ones.
+    /// all earlier ids.
     #[error("{frame} frame for {stream}, which the sender had closed")]
     ClosedStream {
         /// Name of the frame.

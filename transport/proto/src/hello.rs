@@ -137,7 +137,7 @@ pub enum HelloError {
         /// Length stated.
         stated: usize,
     },
-    /// The kind is not the expected one.
+    /// The kind is not the expected kind.
     #[error("private data of kind {0} where another was expected")]
     Kind(u8),
     /// The sides have no version in common.

@@ -30,7 +30,7 @@ pub(crate) struct Gathered {
 }
 
 impl Gather {
-    /// Appends a part. Consecutive parts in the buffer become one.
+    /// Appends a part. Consecutive parts in the buffer become one part.
     pub(crate) fn push(&mut self, part: Landed) {
         let lease = &self.claimed.lease;
         let both = self.parts.last().and_then(|last| lease.range_of(last));

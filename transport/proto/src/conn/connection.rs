@@ -246,7 +246,7 @@ impl Connection {
         owed
     }
 
-    /// Sends a PING, unless an earlier one is unanswered. Callers use a PING if they need some
+    /// Sends a PING, unless an earlier PING is unanswered. Callers use a PING if they need some
     /// message to be sent.
     pub fn send_ping(&mut self) {
         if self.is_live() && !self.timers.heartbeat.awaits_pong() {

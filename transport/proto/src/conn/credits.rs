@@ -170,7 +170,7 @@ impl Credits {
 
     /// Whether a message is due only to return credits, because the peer may run short. Such a
     /// message costs a credit itself, so more than half of all credits must have accumulated.
-    /// Otherwise, with few credits, each such message would cause another one in return.
+    /// Otherwise, with few credits, each such message would cause another message in return.
     pub(super) fn return_due(&self) -> bool {
         self.to_return.len() > self.posted() / 2
     }

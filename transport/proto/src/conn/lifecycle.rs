@@ -37,7 +37,8 @@ pub(super) struct Life {
     pub(super) side: Side,
     pub(super) stage: Lifecycle,
     /// Whether the client's first message has been sent (client) or received (server). The client
-    /// sends it even if it is empty, and the server sends nothing until it has arrived.
+    /// sends this message even if it is empty, and the server sends nothing until the message has
+    /// arrived.
     pub(super) greeted: bool,
     /// Whether the peer's GOAWAY has been received.
     pub(super) peer_going_away: bool,

@@ -13,12 +13,13 @@ use crate::headers::table::Sent;
 
 /// When a stream has this many bytes queued, the driver should wait before it queues more.
 const HIGH_WATER_MARK: usize = 1 << 20;
-/// When all streams together have this many bytes queued, each may have only [`QUEUED_FLOOR`]. A
-/// peer that reads nothing fills the queues of all the streams that it may open.
+/// When all streams together have this many bytes queued, each stream may have only
+/// [`QUEUED_FLOOR`]. A peer that reads nothing fills the queues of all the streams that it may
+/// open.
 const QUEUED_TOTAL: usize = 16 << 20;
 /// Bytes that a stream may always have queued.
 const QUEUED_FLOOR: usize = 64 << 10;
-/// Minimum bytes of a WRITE that is split off a longer one.
+/// Minimum bytes of a WRITE that is split off a longer WRITE.
 const MIN_WRITE: usize = 16 * 1024;
 
 /// The output that waits to be sent.

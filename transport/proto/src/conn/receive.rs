@@ -36,8 +36,8 @@ impl Connection {
             Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained => {}
             Lifecycle::Closed => return Ok(()),
             Lifecycle::Closing => {
-                // Read only the credits, because CLOSE may still wait for one. Breaches no longer
-                // matter.
+                // Read only the credits, because CLOSE may still wait for a credit. Breaches no
+                // longer matter.
                 let len = message.len();
                 let _ = Reader::new(message)
                     .and_then(|reader| self.credits.received(returned(&reader), len));
@@ -345,7 +345,7 @@ impl Connection {
 
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
         // Ignore WINDOW for a stream that has ended on this side, because the peer may still read
-        // it.
+        // the stream.
         let Some(key) = self.streams.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send.window.checked_add(increment) {

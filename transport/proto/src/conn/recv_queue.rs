@@ -17,7 +17,7 @@ pub(super) struct Run {
 /// A queue of runs.
 #[derive(Debug, Default)]
 pub(super) struct RecvQueue {
-    /// The first run, and in most queues the only one. This run is empty only if the queue is
+    /// The first run, and in most queues the only run. This run is empty only if the queue is
     /// empty.
     front: Run,
     /// The number of RECVs in the runs behind `front`.

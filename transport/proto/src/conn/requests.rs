@@ -10,7 +10,7 @@ use crate::payload::Field;
 pub(super) struct RequestKey {
     /// The request's number among all requests of the connection.
     pub(super) number: u64,
-    /// The required address of the byte after the request's last one, modulo the modulus. This
+    /// The required address of the byte after the request's last byte, modulo the modulus. This
     /// address minus the number of bytes left is the address of the next byte.
     pub(super) end: u32,
     /// The request's length in bytes.

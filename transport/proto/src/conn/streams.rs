@@ -31,7 +31,7 @@ pub(super) struct Streams {
     /// The highest stream id opened by this side (client).
     last_opened: u32,
     /// The highest stream id that has been transmitted. Streams are transmitted in the order of
-    /// their ids, so the peer may know of a stream if and only if its id is not above this one.
+    /// their ids, so the peer may know of a stream if and only if its id is not above this id.
     last_known: u32,
 }
 

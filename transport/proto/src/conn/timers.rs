@@ -90,7 +90,7 @@ impl Timers {
         }
     }
 
-    /// Whether a PING is due to retire an extra RECV. Sets the timer for the next one.
+    /// Whether a PING is due to retire an extra RECV. Sets the timer for the next PING.
     pub(super) fn retires_recv(&mut self, now: Instant, has_extra_recvs: bool) -> bool {
         let due = self.retire_recv_at.is_some_and(|at| now >= at);
         if due {

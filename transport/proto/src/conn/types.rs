@@ -191,9 +191,9 @@ pub enum WantKey {
 pub struct LandingWant {
     /// The purpose.
     pub key: WantKey,
-    /// Preferred length in bytes. Of longer memory, a stream gets only this number of bytes. `want`
-    /// and `min` include the bytes in front of the address where the sender has to begin, which are
-    /// not granted.
+    /// Preferred length in bytes. If the memory is longer, a stream gets only this number of bytes.
+    /// `want` and `min` include the bytes in front of the address where the sender has to begin,
+    /// which are not granted.
     pub want: u32,
     /// Minimum length in bytes.
     pub min: u32,
@@ -219,7 +219,7 @@ pub struct Room {
     /// Bytes of staging memory for one source that is not pinned.
     pub staging: usize,
     /// Maximum bytes of a WRITE of a pinned source, if more than
-    /// [`write_chunk`](crate::Config::write_chunk): for use when nothing else waits.
+    /// [`write_chunk`](crate::Config::write_chunk).
     pub chunk: usize,
 }
 
