@@ -177,8 +177,8 @@ impl Landed {
     }
 
     /// Returns the landing memory itself, **to which the peer may still write**. Only the
-    /// application may use this memory, as its documentation says. Code that checks a value before
-    /// it uses the value must not use this memory.
+    /// application may use this memory, and the documentation warns applications about it. Code
+    /// that checks a value before it uses the value must not use this memory.
     pub fn lend(self) -> Bytes {
         self.bytes
     }
