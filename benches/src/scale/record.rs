@@ -47,7 +47,7 @@ pub struct BulkRound {
     pub mb_per_s: f64,
     /// Messages of the slowest client relative to the mean.
     pub slowest_to_mean: f64,
-    /// Number of messages, including those that ended too late to count in `mb_per_s`.
+    /// Number of messages, including messages that ended too late to count in `mb_per_s`.
     pub messages: usize,
     /// Bytes of these messages.
     pub bytes: usize,

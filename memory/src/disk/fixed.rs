@@ -50,7 +50,7 @@ impl FixedBuffers {
     /// Registers `len` bytes at `addr`, if RLIMIT_MEMLOCK then still leaves `reserved` bytes.
     ///
     /// # Safety
-    /// The memory is mapped, and stays so as long as the returned value is alive.
+    /// The memory is mapped, and stays mapped as long as the returned value is alive.
     pub(crate) unsafe fn register(
         self: &Arc<Self>,
         addr: NonNull<u8>,

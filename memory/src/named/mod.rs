@@ -20,8 +20,9 @@
 //!
 //! A registration ends before its clone of the lease is dropped, so no key works for an idle
 //! buffer. A buffer that [keeps its registration](NamedBuffer::keep_registered) is the exception.
-//! Its registration ends with [`NamedBuffer::close`], or when the buffer is dropped, in any case
-//! before the owner is taken or dropped. The buffer counts as claimed while the registration ends.
+//! The registration of such a buffer ends with [`NamedBuffer::close`], or when the buffer is
+//! dropped, in any case before the owner is taken or dropped. The buffer counts as claimed while
+//! the registration ends.
 
 mod grant;
 mod pinned;
