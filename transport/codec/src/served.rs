@@ -1,11 +1,11 @@
 //! Finds out which codec reads a request, before any part of the request is read.
 //!
 //! A tonic service makes its decoder when it is first polled, before it polls the request's body.
-//! So a decoder of this crate that is made in that time belongs to the method. A client that the
-//! service calls also makes a decoder, but makes an encoder first, so decoders after an encoder are
-//! ignored. A layer or handler that calls another service in the process before it awaits anything
-//! may have made the decoder instead. Then no decoder of this crate takes the first messages, which
-//! reveals the mistake. The method's codec is then learnt from the first response.
+//! So a decoder of this crate that is made during this first poll belongs to the method. A client
+//! that the service calls also makes a decoder, but makes an encoder first, so decoders after an
+//! encoder are ignored. A layer or handler that calls another service in the process before it
+//! awaits anything may have made the decoder instead. Then no decoder of this crate takes the first
+//! messages, which reveals the mistake. The method's codec is then learnt from the first response.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -81,7 +81,7 @@ pub enum Reject {
     /// The ticket is unknown, used or expired.
     #[error("the ticket was not accepted (wrong, used or expired)")]
     Ticket,
-    /// The ticket was withdrawn, because more were outstanding than the server allows.
+    /// The ticket was withdrawn, because more tickets were outstanding than the server allows.
     #[error(
         "the ticket was withdrawn: more were outstanding than the server allows (Server::tickets)"
     )]

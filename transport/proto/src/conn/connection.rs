@@ -129,7 +129,7 @@ impl Connection {
 
     /// Whether the peer has run short of credits, or of room in RECVs of
     /// [`rest_slot_size`](field@Config::rest_slot_size), and [`max_recvs`](Config::max_recvs)
-    /// allows more RECVs. The driver should then post some, if there is memory, and call
+    /// allows more RECVs. The driver should then post further RECVs, if there is memory, and call
     /// [`recvs_posted`](Self::recvs_posted). Check this after each message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()

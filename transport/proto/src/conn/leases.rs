@@ -1,4 +1,4 @@
-//! Sending without a WRITE: the peer reads the bytes where they lie, in memory that it has mapped.
+//! Sending without a WRITE: the peer reads the bytes in place, in memory that it has mapped.
 //!
 //! The driver says which bytes of a piece may be lent
 //! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). The bytes around them are

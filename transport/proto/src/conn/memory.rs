@@ -140,8 +140,8 @@ impl Connection {
         self.peer_grants.forget_unwritable(rkey);
     }
 
-    /// Names memory for the large messages that this side receives on a stream. Call this right
-    /// after [`open`](Self::open) (client only), because the header block tells the peer. For
+    /// Names memory for the large messages that this side receives on a stream. Call this function
+    /// right after [`open`](Self::open) (client only), because the header block tells the peer. For
     /// servers see [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some((_, stream)) = self.streams.find(id) {

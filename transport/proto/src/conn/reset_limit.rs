@@ -12,7 +12,7 @@
 //! | each second | plus [`PER_SECOND`] times S |
 //!
 //! S is the limit of open streams, or [`MIN_STREAMS`] if that is more. With the default of 1,024
-//! streams this allows 16,384 resets at once and 10,240 per second. Well-behaved clients stay
+//! streams the budget allows 16,384 resets at once and 10,240 per second. Well-behaved clients stay
 //! within the budget:
 //!
 //! | client | resets before the answer | why it stays within the budget |
