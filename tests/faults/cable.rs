@@ -2,8 +2,6 @@
 //! lose certain messages. `tests/guest/suite` starts the guests.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, ReasonCode};
@@ -15,6 +13,7 @@ use tonic_rdma_tests::service::script::payload;
 
 use crate::fault_test::{FaultTest, Topology, kind, run, variable};
 use crate::log::Log;
+use crate::puts::Puts;
 
 /// A file that controls a cable: `cut`, or `rtu`.
 fn control(cable: usize, name: &str) -> PathBuf {
@@ -63,55 +62,6 @@ pub async fn ready_to_use_is_lost(log: Log) {
 /// The rate of a cable in this direction. It is far below the machine's, so two cables carry twice
 /// as much.
 const RATE: &str = "netem limit 10000 rate 16mbit";
-const MESSAGE: usize = 256 * 1024;
-
-/// Makes calls in a loop until dropped.
-struct Puts {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    failed: Arc<AtomicU64>,
-    tasks: Vec<tokio::task::JoinHandle<()>>,
-}
-
-impl Puts {
-    /// Starts `in_flight` calls over each channel.
-    fn start(channels: &[Channel], in_flight: usize) -> Self {
-        let mut puts = Self {
-            stop: Arc::default(),
-            done: Arc::default(),
-            failed: Arc::default(),
-            tasks: Vec::new(),
-        };
-        for channel in channels.iter().flat_map(|channel| vec![channel; in_flight]) {
-            let mut calls = client_of(AnyChannel::Rdma(channel.clone()));
-            let (stop, done, failed) = (puts.stop.clone(), puts.done.clone(), puts.failed.clone());
-            puts.tasks.push(tokio::spawn(async move {
-                while !stop.load(Ordering::Relaxed) {
-                    let ended = calls.unary(payload(7, MESSAGE)).await;
-                    let count = if ended.is_ok() { &done } else { &failed };
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-            }));
-        }
-        puts
-    }
-
-    fn done(&self) -> u64 {
-        self.done.load(Ordering::Relaxed)
-    }
-
-    fn failed(&self) -> u64 {
-        self.failed.load(Ordering::Relaxed)
-    }
-
-    async fn stop(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for task in self.tasks {
-            task.await.unwrap();
-        }
-    }
-}
-
 /// Frames that an interface has sent.
 fn frames(cable: usize) -> u64 {
     let file = format!("/sys/class/net/eth{cable}/statistics/tx_packets");
@@ -141,6 +91,16 @@ async fn connect(endpoint: &Endpoint) -> Channel {
     channel
 }
 
+/// Limits two cables to [`RATE`].
+fn slow_down() {
+    for cable in 0..2 {
+        // At this rate, the jumbo frames that queue pairs may have in flight take longer than the
+        // time after which Soft-RoCE sends again.
+        run(&format!("ip link set eth{cable} mtu 1500"));
+        run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
+    }
+}
+
 /// Two devices of each guest are in one network. A single channel uses both, and so do many
 /// channels. Cutting a cable costs only the calls on it, and it carries calls again when it is
 /// mended.
@@ -151,12 +111,7 @@ pub async fn rails(_: Log) {
     let (fabric, context) = fabric_of("all");
     let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
     poll_until("the server in the other guest does not come up", up, |up| *up).await;
-    for cable in 0..2 {
-        // At this rate, the jumbo frames that queue pairs may have in flight take longer than the
-        // time after which Soft-RoCE sends again.
-        run(&format!("ip link set eth{cable} mtu 1500"));
-        run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
-    }
+    slow_down();
     let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);
     let single = endpoint.clone().rails(1);
 
@@ -193,6 +148,59 @@ pub async fn rails(_: Log) {
     drop(channel);
 
     let [channel] = both;
+    for cable in [1, 0] {
+        cut_one(&channel, cable).await;
+    }
+}
+
+/// Gives the ends of two cables addresses of routed networks: at each end, a cable has a /31 of
+/// its own, and its address reaches others through the router of that /31, by a rule on the source.
+/// The main table knows one router alone, for all. The opposite end answers for the router.
+pub fn route_cables(own: &str, peer: &str) {
+    for cable in 0..2 {
+        let (dev, table) = (format!("eth{cable}"), 120 + cable);
+        let (ip, router) = (format!("{own}.{cable}.2"), format!("{own}.{cable}.3"));
+        run(&format!("ip addr flush dev {dev}"));
+        run(&format!("ip addr add {ip}/31 dev {dev}"));
+        run(&format!("ip addr add {peer}.{cable}.3/32 dev lo"));
+        run(&format!("ip route add default via {router} dev {dev} table {table}"));
+        run(&format!("ip rule add pref 40 from {ip} lookup {table}"));
+    }
+    run(&format!("ip route add {peer}.0.0/16 via {own}.0.3 dev eth0"));
+}
+
+/// Addresses of the two ends for [`route_cables`].
+pub const ROUTED: [&str; 2] = ["10.41", "10.42"];
+
+/// No device of either guest is a neighbour of the other's. The kernel decides for each device of
+/// this guest what it reaches, so a channel has both rails, and channels take turns.
+pub async fn rails_by_route(_: Log) {
+    let [own, peer] = ROUTED;
+    route_cables(own, peer);
+    let at = format!("{peer}.0.2:{}", variable("CABLE_PORT")).parse().unwrap();
+    let (fabric, context) = fabric_of("all");
+    let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
+    poll_until("the server in the other guest does not come up", up, |up| *up).await;
+    slow_down();
+    let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);
+    let single = endpoint.clone().rails(1);
+
+    let mut many = Vec::new();
+    let mut on_second = 0;
+    for _ in 0..4 {
+        let channel = connect(&single).await;
+        on_second += usize::from(channel.path().to_string().contains(&format!("{peer}.1.2")));
+        many.push(channel);
+    }
+    assert_eq!(on_second, 2, "channels do not take turns");
+    let (_, share) = rate(&many, 2).await;
+    assert!((0.4..=0.6).contains(&share), "{share}");
+    drop(many);
+
+    let channel = connect(&endpoint).await;
+    let (_, share) = rate(std::slice::from_ref(&channel), 8).await;
+    println!("one channel: {:.0} % of frames on the second cable", share * 100.0);
+    assert!((0.4..=0.6).contains(&share), "{share}");
     for cable in [1, 0] {
         cut_one(&channel, cable).await;
     }

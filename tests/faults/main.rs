@@ -18,8 +18,8 @@
 //! | `named` | peers that keep the key of a buffer that the server has already got back |
 //! | `raw_peer` | the queue pair of such a peer |
 //! | `soak` | random faults for a given time: `make soak` |
-//! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables |
-//! | `fault_test`, `roles`, `log` | shared code |
+//! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables, in one network and in routed ones |
+//! | `fault_test`, `puts`, `roles`, `log` | shared code |
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
@@ -33,6 +33,7 @@ mod hostile;
 mod log;
 mod memlock;
 mod named;
+mod puts;
 mod queues;
 mod raw_peer;
 mod roles;
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
         bond: slaves_are_cut slaves_go_down;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
-        cable: cut ready_to_use_is_lost rails;
+        cable: cut ready_to_use_is_lost rails rails_by_route;
         soak: random_faults;
     };
     let trials = tests.into_iter().map(|(name, test)| {

@@ -8,6 +8,7 @@ use tonic_rdma_tests::load::{Load, Tally, WORKERS, poll_until};
 use tonic_rdma_tests::process::{codec_from_name, runtime};
 use tonic_rdma_tests::server_process::{fabric_of, serve};
 
+use crate::cable::{ROUTED, route_cables};
 use crate::fault_test::endpoint;
 use crate::log::Log;
 
@@ -21,6 +22,12 @@ pub fn play(role: &[String]) -> ExitCode {
             runtime.block_on(serve(at.parse().unwrap(), device, false, || 0))
         }
         ["server", _, at, device, "alone"] => {
+            runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
+        }
+        // The other guest's end of the cables of `cable::rails_by_route`.
+        ["server", _, at, device, "routed"] => {
+            let [peer, own] = ROUTED;
+            route_cables(own, peer);
             runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
         }
         ["client", _, at, device, seed] => {

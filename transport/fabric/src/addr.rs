@@ -28,6 +28,8 @@ pub(crate) struct LocalNetwork {
     pub(crate) prefix: u8,
     /// Whether the interface has a carrier.
     pub(crate) running: bool,
+    /// The name of the interface.
+    pub(crate) interface: String,
 }
 
 /// Whether peers on other hosts can use an address: it is neither a loopback nor a link-local

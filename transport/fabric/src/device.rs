@@ -12,6 +12,8 @@ pub struct LocalAddress {
     pub prefix: u8,
     /// Whether the interface has a carrier.
     pub running: bool,
+    /// The name of the interface that has the address.
+    pub interface: String,
     /// The name of the device in `rdma link`.
     pub device: String,
     /// Whether the device speaks iWARP. Such a device connects only to other iWARP devices.
@@ -172,7 +174,14 @@ mod tests {
     fn a_neighbour_has_the_same_prefix() {
         let beside = |ip: &str, prefix, peer: &str| {
             let (ip, device) = (ip.parse().unwrap(), String::new());
-            let at = LocalAddress { ip, prefix, running: true, device, iwarp: false };
+            let at = LocalAddress {
+                ip,
+                prefix,
+                running: true,
+                interface: "eth0".to_owned(),
+                device,
+                iwarp: false,
+            };
             at.is_beside(peer.parse().unwrap())
         };
         assert!(beside("10.0.0.1", 24, "10.0.0.255") && !beside("10.0.0.1", 24, "10.0.1.0"));

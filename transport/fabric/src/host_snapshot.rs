@@ -138,7 +138,12 @@ mod tests {
                 device("unknown", &[]),
             ],
             addresses: [(ip(1), true), (ip(2), false), (ip(4), true)]
-                .map(|(ip, running)| LocalNetwork { ip, prefix: 24, running })
+                .map(|(ip, running)| LocalNetwork {
+                    ip,
+                    prefix: 24,
+                    running,
+                    interface: "eth0".to_owned(),
+                })
                 .into(),
             places: [(ip(1), "up"), (ip(4), "up")].map(|(ip, on)| (ip, on.to_owned())).into(),
             memlock: None,

@@ -120,6 +120,24 @@ impl Fabric {
         }
     }
 
+    /// Returns the pairs of source and destination for which the kernel has a route that leaves by
+    /// the interface of the source. Blocks for some microseconds a pair.
+    ///
+    /// # Errors
+    /// The kernel does not answer, for instance because a filter of system calls forbids netlink.
+    pub fn routed(
+        sources: &[LocalAddress],
+        destinations: &[IpAddr],
+    ) -> io::Result<Vec<(IpAddr, IpAddr)>> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return crate::verbs::routed(sources, destinations);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = (sources, destinations);
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
     /// Creates on an RDMA device, one by one, the objects that a connection needs (context,
     /// protection domain, memory region, completion channel and queue, queue pair), frees them
     /// again, and reports the result of each step. The device needs neither an address nor an

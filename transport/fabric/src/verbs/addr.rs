@@ -1,5 +1,6 @@
 //! Converts socket addresses between their C and Rust forms.
 
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::addr::{LocalNetwork, is_reachable};
@@ -93,7 +94,10 @@ pub(crate) fn local_networks() -> std::io::Result<Vec<LocalNetwork>> {
             {
                 let prefix = prefix(ip, mask.map(|mask| mask.ip()));
                 let running = entry.ifa_flags & libc::IFF_RUNNING as libc::c_uint != 0;
-                found.push(LocalNetwork { ip, prefix, running });
+                // SAFETY: the name of an entry is a string that lives as long as the entry.
+                let interface = unsafe { CStr::from_ptr(entry.ifa_name) };
+                let interface = interface.to_string_lossy().into_owned();
+                found.push(LocalNetwork { ip, prefix, running, interface });
             }
         }
         at = entry.ifa_next;

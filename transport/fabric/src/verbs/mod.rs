@@ -66,6 +66,7 @@ pub use self::device::VerbsDevice;
 pub(crate) use self::discovery::enumerate::places;
 pub use self::discovery::enumerate::{devices, local_addresses};
 pub(crate) use self::discovery::may_have_devices;
+pub(crate) use self::discovery::routes::routed;
 pub use self::host_watch::{HostEvents, HostWatch};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};

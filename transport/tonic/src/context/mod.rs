@@ -206,11 +206,16 @@ impl Context {
     }
 
     /// The addresses of this host from which a connection over a path can be made.
-    pub(crate) async fn sources(&self, path: Path, env_device: Option<&str>) -> Sources {
+    pub(crate) async fn sources(
+        &self,
+        path: Path,
+        env_device: Option<&str>,
+        peers: Vec<IpAddr>,
+    ) -> Sources {
         let only = self.only(env_device);
         let named = only.is_some();
         let found = match path {
-            Path::Verbs => blocking(move || Sources::of(only.as_deref())).await,
+            Path::Verbs => blocking(move || Sources::of(only.as_deref(), peers)).await,
             #[cfg(feature = "test-util")]
             Path::Sim => Ok(Sources::simulated(&self.0.settings.sim)),
             _ => Ok(Sources::default()),

@@ -1,4 +1,6 @@
-//! The addresses of this host from which connections can be made.
+//! The addresses of this host from which connections can be made, and the routes that they have.
+
+use std::net::IpAddr;
 
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
@@ -15,11 +17,15 @@ pub(crate) struct Sources {
     pub(crate) named: bool,
     /// Devices on a NUMA node that this process does not run on.
     pub(crate) far: Vec<String>,
+    /// The pairs of an address and a destination outside its network that the kernel routes through
+    /// the address' interface.
+    pub(crate) routed: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Sources {
-    /// The addresses of RDMA devices. Blocks.
-    pub(super) fn of(only: Option<&str>) -> Result<Self, FabricError> {
+    /// The addresses of RDMA devices, and their routes to those of `peers` that have no neighbour
+    /// among them. Blocks.
+    pub(super) fn of(only: Option<&str>, mut peers: Vec<IpAddr>) -> Result<Self, FabricError> {
         let mut addresses = Fabric::local_addresses(only)?;
         // Leave out interfaces that do not run, because no packet leaves by them.
         addresses.retain(|at| at.running);
@@ -27,7 +33,12 @@ impl Sources {
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();
         far.dedup();
         far.retain(|device| numa::far_node(read, device).is_some());
-        Ok(Self { addresses, named: false, far })
+        peers.retain(|peer| !addresses.iter().any(|at| at.is_beside(*peer)));
+        let routed = Fabric::routed(&addresses, &peers).unwrap_or_else(|error| {
+            tracing::debug!(%error, "no answers about routes: the kernel chooses the device");
+            Vec::new()
+        });
+        Ok(Self { addresses, named: false, far, routed })
     }
 
     #[cfg(feature = "test-util")]
@@ -36,6 +47,7 @@ impl Sources {
             ip,
             prefix: 24,
             running: true,
+            interface: device.name().to_owned(),
             device: device.name().to_owned(),
             iwarp: false,
         };

@@ -78,9 +78,9 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
         device: "any device".to_owned(),
         source: source.into(),
     })?;
-    let on = networks.into_iter().filter_map(|LocalNetwork { ip, prefix, running }| {
+    let on = networks.into_iter().filter_map(|LocalNetwork { ip, prefix, running, interface }| {
         let (device, iwarp) = bound_device(&channel, ip)?;
-        Some(LocalAddress { ip, prefix, running, device, iwarp })
+        Some(LocalAddress { ip, prefix, running, interface, device, iwarp })
     });
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }

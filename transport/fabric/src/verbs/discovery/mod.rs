@@ -6,11 +6,13 @@
 //! | `device_list` | the device list of libibverbs |
 //! | `attributes` | name, limits and ports of an open device |
 //! | `enumerate` | all devices and their addresses |
+//! | `routes` | the destinations that the kernel routes from an address |
 
 pub(super) mod attributes;
 pub(super) mod device_list;
 pub(super) mod enumerate;
 pub(super) mod lib_probe;
+pub(super) mod routes;
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -45,7 +45,8 @@ pub(crate) async fn find(
 ) -> Vec<Rail> {
     let mut rails = Vec::new();
     for places in places.chunk_by(|a, b| a.path == b.path) {
-        let sources = context.sources(places[0].path, env_device).await;
+        let peers = places.iter().filter_map(|place| Some(place.addr.ip()?.ip())).collect();
+        let sources = context.sources(places[0].path, env_device, peers).await;
         rails.extend(order::rails(places.to_vec(), &sources, turn));
     }
     rails
@@ -287,11 +288,13 @@ mod tests {
             ip: [10, 0, 0, 10 + last].into(),
             prefix: 24,
             running: true,
+            interface: format!("eth{last}"),
             device: format!("c{last}"),
             iwarp: false,
         };
         let far = far.iter().map(|name| (*name).to_owned()).collect();
-        let sources = Sources { addresses: vec![source(1), source(2)], named: false, far };
+        let addresses = vec![source(1), source(2)];
+        let sources = Sources { addresses, far, ..Sources::default() };
         order::rails(vec![place(1), place(2)], &sources, 0)
     }
 

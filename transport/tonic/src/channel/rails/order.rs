@@ -1,8 +1,12 @@
 //! Pairs the devices of this host with the server's places.
 //!
 //! A place is reached from each device of this host that has an address in its network. If no
-//! device has such an address, the device that the application has named is used, or else the
-//! kernel's route decides. iWARP pairs only with iWARP. Routed rails come after neighbours, in the
+//! device has such an address, the place is reached from each device whose interface the kernel
+//! routes it through, as in fabrics where each port has a network of its own (a /31). Without such
+//! a route, the device that the application has named is used, or else the kernel chooses the
+//! device. iWARP pairs only with iWARP.
+//!
+//! Routed rails come after neighbours, and those whose device the kernel chooses come last, in the
 //! server's order, which begins with the place that the client reached over TCP. The i-th device of
 //! this host is paired with the server's i-th device before any other, so that the first rails
 //! share no device at either end, as in networks where rails do not meet.
@@ -20,8 +24,10 @@ use crate::path::Path;
 pub(crate) struct Rail {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// This host's address to connect from. With `None`, the route decides.
+    /// This host's address to connect from. With `None`, the kernel chooses it.
     pub(crate) source: Option<IpAddr>,
+    /// Whether a router is between the two devices.
+    routed: bool,
     /// The device that has this address.
     pub(super) local: Option<String>,
     /// The server's device, or its address if the server has not named the device.
@@ -60,8 +66,8 @@ pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<R
     let place_of = |rail: &Rail| {
         let remote = index(&remotes, &rail.remote);
         let local = rail.local.as_deref().map(|name| index(&locals, name));
-        local.map_or((true, 0, 0, 0), |local| {
-            (false, (remote + width - local) % width, local, remote)
+        local.map_or((true, true, 0, 0, 0), |local| {
+            (false, rail.routed, (remote + width - local) % width, local, remote)
         })
     };
     let mut order: Vec<_> = pairs.iter().map(|rail| (place_of(rail), rail)).collect();
@@ -80,10 +86,11 @@ pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<R
 /// The rails to one place.
 fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
     let sources = &from.addresses;
-    let rail = |source: Option<&LocalAddress>| Rail {
+    let rail = |source: Option<&LocalAddress>, routed: bool| Rail {
         path: place.path,
         addr: place.addr.clone(),
         source: source.map(|source| source.ip),
+        routed,
         local: source.map(|source| source.device.clone()),
         remote: match place.device.as_str() {
             "" => place.addr.to_string(),
@@ -94,19 +101,25 @@ fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
     };
     // This host reaches its own address internally, through no other device.
     let Some(ip) = place.addr.ip().map(|addr| addr.ip()).filter(|ip| !is_own(*ip, sources)) else {
-        return vec![rail(None)];
+        return vec![rail(None, false)];
     };
     let fits = |source: &&LocalAddress| place.iwarp.is_none_or(|iwarp| iwarp == source.iwarp);
-    let sources = sources.iter().filter(fits);
-    let beside: Vec<_> = sources.clone().filter(|source| source.is_beside(ip)).collect();
-    let usable = match from.named && beside.is_empty() {
-        true => sources.filter(|source| source.ip.is_ipv4() == ip.is_ipv4()).collect(),
-        false => beside,
+    let sources: Vec<_> = sources.iter().filter(fits).collect();
+    let rails = |fits: &dyn Fn(&LocalAddress) -> bool, routed| -> Vec<_> {
+        let sources = sources.iter().filter(|source| fits(source));
+        sources.map(|source| rail(Some(source), routed)).collect()
     };
-    match usable.is_empty() {
-        true => vec![rail(None)],
-        false => usable.into_iter().map(|source| rail(Some(source))).collect(),
+    let mut found = rails(&|source| source.is_beside(ip), false);
+    if found.is_empty() {
+        found = rails(&|source| from.routed.contains(&(source.ip, ip)), true);
     }
+    if found.is_empty() && from.named {
+        found = rails(&|source| source.ip.is_ipv4() == ip.is_ipv4(), true);
+    }
+    if found.is_empty() {
+        found.push(rail(None, true));
+    }
+    found
 }
 
 fn is_own(ip: IpAddr, sources: &[LocalAddress]) -> bool {
@@ -134,7 +147,8 @@ mod tests {
 
     fn source(ip: &str, device: &str) -> LocalAddress {
         let (ip, device) = (ip.parse().unwrap(), device.to_owned());
-        LocalAddress { ip, prefix: 24, running: true, device, iwarp: false }
+        let interface = format!("{device}-eth");
+        LocalAddress { ip, prefix: 24, running: true, interface, device, iwarp: false }
     }
 
     /// The pairs of client device and server device: first the rails that share none, then the
@@ -145,9 +159,22 @@ mod tests {
         named: bool,
         turn: usize,
     ) -> (Vec<String>, Vec<String>) {
+        told_with(places, sources, &[], named, turn)
+    }
+
+    /// Like `told`, with the pairs of addresses that the kernel routes.
+    fn told_with(
+        places: &[(&str, &str)],
+        sources: &[(&str, &str)],
+        routed: &[(&str, &str)],
+        named: bool,
+        turn: usize,
+    ) -> (Vec<String>, Vec<String>) {
         let places = places.iter().map(|(ip, device)| place(ip, device)).collect();
         let addresses = sources.iter().map(|(ip, device)| source(ip, device)).collect();
-        let rails = rails(places, &Sources { addresses, named, far: Vec::new() }, turn);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let routed = routed.iter().map(|(from, to)| (ip(from), ip(to))).collect();
+        let rails = rails(places, &Sources { addresses, named, far: Vec::new(), routed }, turn);
         let mut told: Vec<_> = rails
             .iter()
             .map(|rail| format!("{} {}", rail.local.as_deref().unwrap_or("route"), rail.remote))
@@ -234,6 +261,28 @@ mod tests {
         assert_eq!(told(&far, &CLIENT[..1], true, 0).0, ["c0 s0"]);
         assert_eq!(told(&[("2001:db8::1", "s0")], &CLIENT[..1], true, 0).0, ["route s0"]);
         assert_eq!(told(&far, &[], false, 0).0, ["route s0"]);
+    }
+
+    #[test]
+    fn routed_devices_are_paired_one_to_one_behind_neighbours() {
+        let far = [("10.9.0.1", "s0"), ("10.9.1.1", "s1")];
+        let all: Vec<_> =
+            CLIENT.iter().flat_map(|from| far.iter().map(|to| (from.0, to.0))).collect();
+        let (front, behind) = told_with(&far, &CLIENT, &all, false, 0);
+        assert_eq!(front, ["c0 s0", "c1 s1"]);
+        assert_eq!(behind, ["c0 s1", "c1 s0"]);
+        assert_eq!(told_with(&far, &CLIENT, &all, false, 1).0, ["c1 s1", "c0 s0"]);
+        // The kernel routes one of them to one place.
+        let (front, behind) = told_with(&far, &CLIENT, &[all[3]], false, 0);
+        assert_eq!((front, behind), (vec!["c1 s1".to_owned()], vec!["route s0".to_owned()]));
+        // A named device is used, whatever the kernel routes.
+        assert_eq!(told_with(&far, &CLIENT[..1], &[all[3]], true, 0).0, ["c0 s0"]);
+        // Neighbours come first.
+        let mixed = [("10.9.0.1", "s0"), ("10.0.0.2", "s1")];
+        let routed = [(CLIENT[0].0, mixed[0].0), (CLIENT[1].0, mixed[0].0)];
+        let (front, behind) = told_with(&mixed, &CLIENT, &routed, false, 0);
+        assert_eq!(front, ["c1 s1", "c0 s0"]);
+        assert_eq!(behind, ["c0 s1", "c1 s0"]);
     }
 
     #[test]
