@@ -3,8 +3,8 @@
 //! tonic-prost-build does the work, and this crate changes three of its choices. The stubs use
 //! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields. These fields have the type
 //! `Bytes`. The clients' `connect` makes a `tonic_rdma::Channel`, whereas that of tonic-prost-build
-//! stays on TCP. The methods of [`Builder`] are those of [`tonic_prost_build::Builder`], and set
-//! everything else.
+//! stays on TCP. [`Builder`] has the methods of [`tonic_prost_build::Builder`], which set all other
+//! choices.
 //!
 //! ```no_run
 //! fn main() -> std::io::Result<()> {

@@ -237,8 +237,8 @@ pub enum ConnectStep {
     Connect,
     /// The request was accepted, but the connection is not established yet.
     Accept,
-    /// The connection is established, but the message that is as long as the longest packet has not
-    /// arrived.
+    /// The connection is established, but the message of 4,096 bytes, which tests the path with the
+    /// longest packet, has not arrived.
     LongPacket,
 }
 

@@ -24,7 +24,7 @@ use crate::payload::{LentBody, LentPlace, Payload, Segment};
 pub const MESSAGE_HEADER: usize = 8;
 /// Flag: the sender's output has waited for a credit, or for a longer RECV.
 const WAITED: u8 = 1;
-/// Flag: the credits are for full RECV slots.
+/// Flag: the credits are for full-length RECV slots.
 const FULL: u8 = 2;
 /// Bytes of a frame header.
 pub const FRAME_HEADER: usize = 8;
@@ -156,7 +156,7 @@ impl<'a> Composer<'a> {
         self.flags |= WAITED;
     }
 
-    /// Sets the flag FULL: the credits are for full RECV slots.
+    /// Sets the flag FULL: the credits are for full-length RECV slots.
     pub fn full(&mut self) {
         self.flags |= FULL;
     }
@@ -326,7 +326,7 @@ impl<'a> Composer<'a> {
 pub struct Reader {
     /// Credits that the message returns.
     pub credits: u16,
-    /// Whether these credits are for full RECV slots.
+    /// Whether these credits are for full-length RECV slots.
     pub full: bool,
     /// Whether the sender's output has waited for a credit, or for a longer RECV.
     pub waited: bool,

@@ -172,8 +172,8 @@ impl Connection {
         self.timers.is_asking()
     }
 
-    /// Tells the connection that the peer's end of the link exists: the answer to
-    /// [`Event::Probe`], or any other proof.
+    /// Records a proof that the peer's end of the link exists, such as the answer to an
+    /// [`Event::Probe`].
     pub fn peer_exists(&mut self, now: Instant) {
         self.timers.heartbeat.received(now);
     }

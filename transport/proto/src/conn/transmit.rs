@@ -240,8 +240,8 @@ impl Connection {
                     }
                     if !is_known {
                         self.stats.streams += 1;
-                        // Report room, because the body may have waited until the peer knows of the
-                        // stream.
+                        // Report room, because the body may have been waiting for the peer to learn
+                        // of the stream.
                         if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }

@@ -1,10 +1,10 @@
 //! Decides when a connection copies payload, and when its copies pause for other work.
 //!
-//! A link that copies while work is queued, such as shared memory, copies within a flush, under the
-//! connection's lock. Copying without yielding is faster: freshly encoded data is still in the
-//! cache, and one message is complete before the next needs memory. But short messages have to wait
-//! for the copies (R13). So copies pause while short messages travel in the same direction, and
-//! only then.
+//! Some links, such as shared memory, copy payload at the moment that a WRITE is queued. They do so
+//! within a flush, under the connection's lock. Copying without yielding is faster: freshly encoded
+//! data is still in the cache, and one message is complete before the next needs memory. But short
+//! messages have to wait for the copies (R13). So copies pause while short messages travel in the
+//! same direction, and only then.
 //!
 //! # Sending
 //!

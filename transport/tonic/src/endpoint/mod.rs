@@ -342,10 +342,10 @@ impl Endpoint {
     /// Limit the number of a channel's rails, which are connections over different devices at both
     /// ends. Default is 8. The value is clamped to 1 to 8, and 1 means one connection.
     ///
-    /// If client and server have several RDMA devices, channels take turns in the device that they
-    /// begin with. A channel connects over the other devices once calls overlap that transfer bulk
-    /// (64 KiB or more at once). From then on such a call goes to the rail with the fewest calls in
-    /// flight, and any other call to the first one. Each connection pins 8 KiB at both ends when
+    /// If client and server have several RDMA devices, each new channel begins with the next device
+    /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64
+    /// KiB or more at once). From then on such a call goes to the rail with the fewest calls in
+    /// flight, and any other call to the first rail. Each connection pins 8 KiB at both ends when
     /// idle. Each device has its own pool. Data in another device's pool is copied once before it
     /// is sent ([`Copied::staging`](crate::Copied::staging)), unless it was
     /// [registered](crate::Context::register).

@@ -7,8 +7,8 @@
 //! | TLS | no | no: `not-encrypted` | yes |
 //!
 //! Each side decides by its own end of the TCP connection. Where the table says no, the server
-//! offers no device and takes no ticket over one, and the client connects to no device that is
-//! offered.
+//! offers no device and rejects tickets that arrive over a device, and the client connects to no
+//! device that is offered.
 
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};

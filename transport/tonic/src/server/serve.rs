@@ -41,8 +41,8 @@ pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 /// The type of an absent shutdown signal.
 pub(super) type Never = Pending<()>;
 
-/// Serves the service that `with_offer` makes of the Offer, on the TCP connections of `incoming`
-/// and on the fast path.
+/// Serves the program's services, to which `with_offer` adds the Offer, on the TCP connections of
+/// `incoming` and on the fast path.
 pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
     with_offer: impl FnOnce(LimitedOffers) -> S,

@@ -51,7 +51,8 @@ impl LocalAddr {
         self.lock().addr
     }
 
-    /// Whether the connector is known to make TLS connections, apart from tonic's own TLS.
+    /// Whether the connector itself is known to make TLS connections. TLS that tonic adds does not
+    /// count.
     pub(crate) fn is_by_tls(&self) -> bool {
         self.lock().by_tls
     }

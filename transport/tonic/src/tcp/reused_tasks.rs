@@ -68,7 +68,7 @@ impl Drop for ReusedTasks {
     }
 }
 
-/// A task that runs one future after the other.
+/// A task that runs futures one after another.
 struct ReusedTask {
     idle: Arc<Mutex<Idle>>,
     slot: Arc<Slot>,

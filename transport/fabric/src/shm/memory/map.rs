@@ -108,9 +108,9 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps a file of `len` bytes, rounded up to 64 KiB at most, if nobody can truncate it:
-    /// touching truncated memory would kill this process. `accept` gets the file's identity and may
-    /// refuse the file.
+    /// Maps the first `len` bytes of a file that nobody can truncate, because touching truncated
+    /// memory would kill this process. The file may be longer, up to the next multiple of 64 KiB.
+    /// `accept` gets the file's identity and may refuse the file.
     ///
     /// # Errors
     /// The file is no memory file of ordinary pages, is not sealed against shrinking and growing,

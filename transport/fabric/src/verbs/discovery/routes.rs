@@ -129,7 +129,7 @@ fn is_route(answer: &[u8], interface: u32) -> bool {
         }
         others = true;
     }
-    // An entry may name a next-hop object instead of interfaces.
+    // An entry without interfaces may name a next-hop object, so it counts as a route.
     !others
 }
 

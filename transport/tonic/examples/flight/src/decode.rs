@@ -20,7 +20,7 @@ use tonic::Status;
 /// Each message's header, some hundred bytes, is copied first, because arrow checks it once and
 /// then relies on it, while the peer may still write to landed data. The peer may also write to the
 /// body. Arrow also relies on the offsets of strings and lists after it has checked them. So do
-/// not read columns in place that come from a peer that is not trusted: see docs/flight.md.
+/// not read columns of an untrusted peer in place: see docs/flight.md.
 ///
 /// # Errors
 /// An error of the call, or of arrow about a message, ends the stream. Arrow panics at some

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `order` | pairs the devices of this host with the server's places |
 //!
-//! Channels take turns in the rail that they begin with. A channel has one connection until calls
+//! Each new channel begins with the next rail in turn. A channel has one connection until calls
 //! that transfer bulk overlap. Then it connects once on each rail that shares no device with those
 //! in use, and each such call goes to the connection with the fewest calls in flight. All other
 //! calls stay on the first connection: a second one would not make them faster, and on one

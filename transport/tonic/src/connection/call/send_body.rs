@@ -163,7 +163,8 @@ impl SendBody {
         false
     }
 
-    /// Continues the body's panic, once its earlier data is queued.
+    /// Resumes the body's panic, if there was one. Call this once the data from before the panic is
+    /// queued.
     pub(crate) fn resume_panic(&mut self) {
         if let Some(Panic(panic)) = self.panic.take() {
             resume_unwind(panic);
