@@ -17,6 +17,7 @@
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `named` | peers that keep the key of a buffer that the server has already got back |
 //! | `raw_peer` | the queue pair of such a peer |
+//! | `rate` | the rate behind each fault of `soak`, beside that before it |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables, in one network and in routed ones |
 //! | `fault_test`, `puts`, `roles`, `log` | shared code |
@@ -35,6 +36,7 @@ mod memlock;
 mod named;
 mod puts;
 mod queues;
+mod rate;
 mod raw_peer;
 mod roles;
 mod service_class;
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
         cable: cut ready_to_use_is_lost rails rails_by_route;
+        rate: comes_back;
         soak: random_faults;
     };
     let trials = tests.into_iter().map(|(name, test)| {

@@ -16,7 +16,8 @@ use crate::fault_test::{FaultTest, Topology};
 use crate::log::Log;
 use crate::{host, hostile, veth};
 
-type Fault =
+/// A fault under load, with its name.
+pub type Fault =
     (&'static str, for<'a> fn(&'a mut FaultTest) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
 
 macro_rules! faults {
@@ -50,25 +51,30 @@ const NETWORK: &[Fault] = faults! {
 /// Faults between two checks for leaks.
 const ROUND: usize = 4;
 
-type MakePlace = fn() -> Topology;
+pub type MakePlace = fn() -> Topology;
 
 /// Whether the soak uses shared memory, and so needs no guest.
 pub fn runs_on_shm() -> bool {
     std::env::var("SOAK_FABRIC").is_ok_and(|fabric| fabric == "shm")
 }
 
-pub async fn random_faults(log: Log) {
-    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let time = Duration::from_secs(number("SOAK_SECONDS").expect("SOAK_SECONDS says for how long"));
-    let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
-    let places: &[(MakePlace, &[Fault])] = match runs_on_shm() {
+/// The places to choose from, with the faults of each.
+pub fn places() -> &'static [(MakePlace, &'static [Fault])] {
+    match runs_on_shm() {
         true => &[(Topology::shm, PROCESSES)],
         false => &[
             (Topology::one_device, DEVICES),
             (Topology::veth, NETWORK),
             (Topology::veth_alone, NETWORK),
         ],
-    };
+    }
+}
+
+pub async fn random_faults(log: Log) {
+    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let time = Duration::from_secs(number("SOAK_SECONDS").expect("SOAK_SECONDS says for how long"));
+    let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
+    let places = places();
     println!("TONIC_RDMA_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
     let (started, mut rounds) = (Instant::now(), 0);

@@ -1,0 +1,71 @@
+//! The rate behind a fault.
+
+use std::time::{Duration, Instant};
+
+use tonic_rdma::Channel;
+use tonic_rdma_tests::load::{poll_until, wait_for_path};
+
+use crate::fault_test::{FaultTest, Topology};
+use crate::log::Log;
+use crate::puts::Puts;
+use crate::soak::{Fault, places};
+
+const IN_FLIGHT: usize = 4;
+/// Time over which a rate is measured.
+const WINDOW: Duration = Duration::from_millis(1500);
+/// Time behind a fault in which the rate has to be back. It has room for several windows, as the
+/// load of the machine changes what one of them measures.
+const BACK: Duration = Duration::from_secs(5);
+
+pub async fn comes_back(log: Log) {
+    for (place, faults) in places() {
+        behind_each(place(), faults, log.clone()).await;
+    }
+}
+
+/// A channel's calls go on through faults. Behind each, they are as fast as before, within some
+/// seconds. All calls end, and no work request keeps a buffer.
+async fn behind_each(topology: Topology, faults: &[Fault], log: Log) {
+    // Only tests/guest/speed checks speeds against bounds, and it names this test.
+    let least = std::env::var("RATE_BACK_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
+    let mut test = FaultTest::new(topology, log).await;
+    let channel = test.connect().await;
+    let puts = Puts::start(std::slice::from_ref(&channel), IN_FLIGHT);
+    for (name, fault) in faults {
+        wait_for_calls(&puts, 20).await;
+        let before = rate(&puts).await.min(rate(&puts).await);
+        fault(&mut test).await;
+        let returned = Instant::now();
+        wait_for_path(&channel, test.fast_path()).await;
+        let mut behind = rate(&puts).await;
+        while behind < least * before && returned.elapsed() < BACK {
+            behind = rate(&puts).await;
+        }
+        println!(
+            "  {name}: {before:.1} calls/s before, {behind:.1} behind, {:.2} times",
+            behind / before
+        );
+        assert!(behind >= least * before, "{name}: {before} calls/s before, {behind} behind");
+        assert_on_fast_path(&channel, &puts).await;
+    }
+    puts.stop().await;
+    drop(channel);
+    test.end("the rate behind faults").await;
+}
+
+async fn rate(puts: &Puts) -> f64 {
+    let (began, before) = (Instant::now(), puts.done());
+    tokio::time::sleep(WINDOW).await;
+    (puts.done() - before) as f64 / began.elapsed().as_secs_f64()
+}
+
+async fn wait_for_calls(puts: &Puts, count: u64) {
+    let end = puts.done() + count;
+    poll_until("no calls", async || puts.done(), |done| *done >= end).await;
+}
+
+async fn assert_on_fast_path(channel: &Channel, puts: &Puts) {
+    let (tcp, failed) = (channel.stats().calls_tcp, puts.failed());
+    wait_for_calls(puts, 20).await;
+    assert_eq!((channel.stats().calls_tcp, puts.failed()), (tcp, failed), "{}", channel.path());
+}
