@@ -174,7 +174,7 @@ pub const ROUTED: [&str; 2] = ["10.41", "10.42"];
 
 /// No device of either guest is a neighbour of the other's. The kernel decides for each device of
 /// this guest what it reaches, so a channel has both rails, and channels take turns.
-pub async fn rails_by_route(_: Log) {
+pub async fn routed_rails(_: Log) {
     let [own, peer] = ROUTED;
     route_cables(own, peer);
     let at = format!("{peer}.0.2:{}", variable("CABLE_PORT")).parse().unwrap();

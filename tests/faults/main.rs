@@ -17,7 +17,7 @@
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `named` | peers that keep the key of a buffer that the server has already got back |
 //! | `raw_peer` | the queue pair of such a peer |
-//! | `rate` | the rate behind each fault of `soak`, beside that before it |
+//! | `rate` | the rate before and behind each fault of `soak` |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables, in one network and in routed ones |
 //! | `fault_test`, `puts`, `roles`, `log` | shared code |
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         bond: slaves_are_cut slaves_go_down;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
-        cable: cut ready_to_use_is_lost rails rails_by_route;
+        cable: cut ready_to_use_is_lost rails routed_rails;
         rate: comes_back;
         soak: random_faults;
     };

@@ -24,7 +24,7 @@ pub fn play(role: &[String]) -> ExitCode {
         ["server", _, at, device, "alone"] => {
             runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
         }
-        // The other guest's end of the cables of `cable::rails_by_route`.
+        // The other guest's end of the cables of `cable::routed_rails`.
         ["server", _, at, device, "routed"] => {
             let [peer, own] = ROUTED;
             route_cables(own, peer);

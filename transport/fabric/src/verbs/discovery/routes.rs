@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// The kernel understands the questions: it says that the loopback interface leads to no other
-    /// host. `rails_by_route` of the fault tests has routes that lead somewhere.
+    /// host. `routed_rails` of the fault tests has routes that lead somewhere.
     #[test]
     fn loopback_leads_nowhere() {
         let gone = LocalAddress { interface: "no-such0".to_owned(), ..loopback("127.0.0.1") };
