@@ -29,7 +29,7 @@ use crate::verbs::discovery::lib_probe::is_inherited;
 use crate::verbs::path_proof::PathProof;
 use crate::verbs::queue_pair::post::{Batch, Operation, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
-use crate::verbs::wake_cost;
+use crate::verbs::{siw, wake_cost};
 use crate::wake_gate::WakeGate;
 
 /// Maximum number of completions that one poll reports.
@@ -608,6 +608,7 @@ impl Link for VerbsLink {
                 self.misuse(format!("{verb} of {len} bytes: the device carries at most {max}"))
             );
         }
+        let signal = signal || (self.qp.device.is_siw && len >= siw::SENT_IN_PLACE);
         let seq = memory.sq.push(id, verb, held, signal);
         let request = Request { wr_id: seq, addr, len: len as u32, lkey, operation };
         self.batch.push(request, self.qp.max_inline);

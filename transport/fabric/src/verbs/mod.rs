@@ -16,7 +16,7 @@
 //! | `bring_up` | the calls that bring a link up, on threads that may block |
 //! | `pending` | a link whose attempt has not succeeded yet |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
-//! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
+//! | `siw` | workarounds for Soft-iWARP: payload that TCP still reads, and a limit of about 60 connections |
 //! | `self_test` | makes each object that a connection needs, for diagnosis |
 //! | `wake_cost` | measures how long a wake-up takes on this machine |
 //!

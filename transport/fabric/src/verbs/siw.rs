@@ -1,5 +1,13 @@
-//! A workaround for a valid offset that Soft-iWARP's library treats as an error.
+//! Workarounds for Soft-iWARP.
 //!
+//! # Payload that TCP still reads
+//! Soft-iWARP passes payload of a page or more to TCP without a copy if the request is not
+//! signalled (`siw_prepare_fpdu` in the kernel's siw_qp_tx.c). TCP reads the payload again for a
+//! retransmission, and on one host the receiver reads the sender's pages. Both may happen after a
+//! later, signalled request has reported that the memory is free. So every request of that length
+//! is signalled, and the kernel copies its payload.
+//!
+//! # A valid offset that its library treats as an error
 //! The kernel returns the offset at which a queue is to be mapped, and libsiw treats the offset
 //! 0x90000 as a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, the offset
 //! is that of page 144 of all queues that the process has on the device. The kernel assigns the
@@ -10,6 +18,10 @@
 use std::ptr::{self, NonNull};
 
 use crate::verbs::discovery::lib_probe::is_inherited;
+
+/// Length in bytes from which Soft-iWARP sends unsignalled payload in place: the smallest page
+/// (SENDPAGE_THRESH in the kernel's siw.h is PAGE_SIZE).
+pub(super) const SENT_IN_PLACE: usize = 4096;
 
 /// The offset in bytes that libsiw treats as an error.
 const INVALID_OFFSET: usize = 0x9_0000;
