@@ -2,7 +2,7 @@
 
 // A build without some of the providers does not use every item of this module.
 #![cfg_attr(
-    not(all(feature = "verbs", feature = "test-util")),
+    not(all(feature = "verbs", feature = "shm", feature = "test-util")),
     allow(dead_code, unused_variables, clippy::large_enum_variant)
 )]
 
