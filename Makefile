@@ -11,7 +11,8 @@ MINUTES ?= 60
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
     test-more more-and-checks checks quick test-source test-native test-interop test-patched \
     test-upstream test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
-    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest test-deploy bench-check man soak \
+    test-rdma-core test-rdma-qemu test-kernels test-aarch64 test-aarch64-guest test-deploy \
+    bench-check tools-rdma man soak \
     sanitize kernel fmt fmt-check clippy docs features bindings rust-version minimal-versions \
     targets dependencies package semver clean packages
 
@@ -42,6 +43,9 @@ bench-rdma: ## compare over real verbs, in the guest and between two guests, on 
 	@scripts/install-packages bench
 	benches/in-guest
 	benches/in-guest --between
+
+tools-rdma: ## compare the doctor's bare figures with perftest and qperf, in the guest
+	tests/guest/tools
 
 scale: ## measure many clients, connections and streams on this machine: tables, JSON and plots
 	@scripts/install-packages bench
@@ -170,6 +174,11 @@ test-large: packages ## messages of 1 GiB, two files of 4 GiB and 10,000 small o
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	TONIC_RDMA_TEST_LARGE=1 tests/guest/suite '^large'
+
+# Soft-RoCE was rewritten since Linux 6.1: see docs/hardware.md.
+KERNELS := ^(guest|conformance|land in|verbs|faults, [A-Za-z ]+|type of service|two rails.*|connections|hosts):
+test-kernels: ## run conformance, verbs and faults in a guest with Linux 6.12 (long)
+	TONIC_RDMA_LINUX=6.12 tests/guest/suite --except '^hosts: siw, large' '$(KERNELS)'
 
 test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, with two CPUs (slow)
 	TONIC_RDMA_TEST_QEMU=1 tests/guest/suite '^qemu'
