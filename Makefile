@@ -64,6 +64,8 @@ costs-record: ## count again, and write the record, benches/costs.toml
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(or $(STARTED),$(shell date +%s))
+# What is compiled incrementally takes longer the first time, and twice the disk.
+test test-all: export CARGO_INCREMENTAL := $(or $(CARGO_INCREMENTAL),0)
 # What a change is first held to, and all else.
 TESTS := test-source test-native test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
