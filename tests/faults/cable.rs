@@ -1,6 +1,7 @@
 //! Two guests, each with its own kernel, and the cables between them, which can be cut or told to
 //! lose certain messages. `tests/guest/suite` starts the guests.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use tonic_rdma_tests::load::poll_until;
 use tonic_rdma_tests::server_process::{endpoint, fabric_of};
 use tonic_rdma_tests::service::script::payload;
 
-use crate::fault_test::{FaultTest, Topology, kind, run, variable};
+use crate::fault_test::{FaultTest, Topology, kind, run, variable, wait_for_server};
 use crate::log::Log;
 use crate::puts::Puts;
 
@@ -91,14 +92,18 @@ async fn connect(endpoint: &Endpoint) -> Channel {
     channel
 }
 
-/// Limits two cables to [`RATE`].
-fn slow_down() {
+/// Waits for the server in the other guest, and limits two cables to [`RATE`]. Returns an endpoint
+/// that may use all devices.
+async fn over_slow_cables(at: SocketAddr) -> Endpoint {
+    wait_for_server(at).await;
     for cable in 0..2 {
         // At this rate, the jumbo frames that queue pairs may have in flight take longer than the
         // time after which Soft-RoCE sends again.
         run(&format!("ip link set eth{cable} mtu 1500"));
         run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
     }
+    let (fabric, context) = fabric_of("all");
+    endpoint(at, (fabric, &context)).policy(Policy::Require)
 }
 
 /// Two devices of each guest are in one network. A single channel uses both, and so do many
@@ -108,11 +113,7 @@ pub async fn rails(_: Log) {
     let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
     // Only tests/guest/speed checks speeds against bounds, and it names this one.
     let least = std::env::var("RAILS_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
-    let (fabric, context) = fabric_of("all");
-    let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
-    poll_until("the server in the other guest does not come up", up, |up| *up).await;
-    slow_down();
-    let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);
+    let endpoint = over_slow_cables(at).await;
     let single = endpoint.clone().rails(1);
 
     let alone = [connect(&single).await];
@@ -178,11 +179,7 @@ pub async fn routed_rails(_: Log) {
     let [own, peer] = ROUTED;
     route_cables(own, peer);
     let at = format!("{peer}.0.2:{}", variable("CABLE_PORT")).parse().unwrap();
-    let (fabric, context) = fabric_of("all");
-    let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
-    poll_until("the server in the other guest does not come up", up, |up| *up).await;
-    slow_down();
-    let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);
+    let endpoint = over_slow_cables(at).await;
     let single = endpoint.clone().rails(1);
 
     let mut many = Vec::new();

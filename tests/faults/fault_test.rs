@@ -125,6 +125,12 @@ pub fn endpoint(
     }
 }
 
+/// Waits until the server in another guest accepts TCP connections.
+pub async fn wait_for_server(at: SocketAddr) {
+    let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
+    poll_until("the server in the other guest does not come up", up, |up| *up).await;
+}
+
 /// Starts a server's process, and waits until it serves.
 pub async fn serve(at: SocketAddr, device: &str) -> Process {
     server_process::start("", "zero-copy", at, device).await
@@ -168,8 +174,7 @@ impl FaultTest {
     pub async fn with_remote_server(topology: Topology, log: Log) -> Self {
         let at = SocketAddr::new(topology.tcp, variable("CABLE_PORT").parse().unwrap());
         let (fabric, context) = fabric_of(&topology.client_device);
-        let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
-        poll_until("the server in the other guest does not come up", up, |up| *up).await;
+        wait_for_server(at).await;
         Self::with(topology, at, (fabric, context), None, SmallRng::from_os_rng(), log).await
     }
 
