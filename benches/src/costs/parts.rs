@@ -122,7 +122,7 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    // As with calls, the method is known after its first request.
+    // The codec knows the method after its first request, like the codec of a call.
     let method = fuzz::OneMethod::default();
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
     // The message is in one piece, like a received message.

@@ -151,7 +151,7 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             pending_messages::Message::Whole(message) => message.reader(&mut window),
             pending_messages::Message::Lent(piece) => piece.message(&mut window),
         };
-        // As in tonic-prost, protobuf errors become INTERNAL.
+        // Protobuf errors become INTERNAL, like those of tonic-prost.
         U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 
