@@ -68,6 +68,7 @@ everywhere! {
     misuse_is_told_and_harmless
     a_disconnect_is_seen
     a_drop_is_seen
+    an_accepted_link_that_is_dropped_at_once_ends
     a_dropped_attempt_is_harmless
     an_unanswered_request_times_out
     a_bare_connection_moves_bytes_both_ways

@@ -319,7 +319,13 @@ impl VerbsLink {
         let VerbsLink { events, qp, .. } = self;
         while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
             let ending = match event?.kind {
-                kind::RDMA_CM_EVENT_DISCONNECTED => Some(Ending::Disconnected),
+                // The peer's connection manager rejects an established connection if the peer ends
+                // the connection before this end's last message of the handshake is processed.
+                // A packet on the queue pair may overtake that message, and establishes the
+                // connection too.
+                kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_REJECTED => {
+                    Some(Ending::Disconnected)
+                }
                 kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                     qp.device.mark_removed();
                     Some(Ending::Removed)

@@ -70,6 +70,7 @@ on_the_device! {
     misuse_is_told_and_harmless
     a_disconnect_is_seen
     a_drop_is_seen
+    an_accepted_link_that_is_dropped_at_once_ends
     a_dropped_attempt_is_harmless
     an_unanswered_request_times_out
     a_bare_connection_moves_bytes_both_ways
@@ -160,6 +161,32 @@ async fn a_hundred_links_stand_at_once() {
     for (server, client) in &mut links {
         client.send(0, b"one of many").await;
         assert_eq!(server.receive().await.unwrap(), b"one of many");
+    }
+}
+
+/// TCP may read a page of a WRITE that Soft-iWARP does not signal after that WRITE's completion, so
+/// each WRITE of a page is signalled there (see `src/verbs/siw.rs`).
+#[tokio::test]
+async fn soft_iwarp_alone_signals_each_write_of_a_page() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let iwarp = Fabric::local_addresses(Some(&guest_device())).unwrap()[0].iwarp;
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    let landing = side.landing(4096);
+    grant(&mut s, &mut c, landing.rkey()).await;
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    for (len, all) in [(4095, false), (4096, iwarp)] {
+        let payload = side.payload(len, 7);
+        let (before, depth) = (c.sent.len(), c.link.caps().send_queue);
+        let mut last = 0;
+        for _ in 0..depth {
+            let src = WriteSource::Bytes(side.pool.resolve(&payload).unwrap());
+            last = c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+        }
+        c.link.ring_doorbell().unwrap();
+        c.done(last).await.unwrap();
+        let completions = c.sent.len() - before;
+        assert_eq!(completions == depth, all, "{completions} of {depth}, {len} bytes");
     }
 }
 
