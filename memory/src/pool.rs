@@ -17,6 +17,7 @@ use crate::lent::LendableBytes;
 use crate::memlock::Memlock;
 use crate::region::lendable::LendableMemory;
 use crate::region::memfd;
+use crate::registered::other_pools::OtherPools;
 use crate::registered::{Owner, PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
@@ -32,6 +33,7 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     send: Arc<Arenas>,
     control: Arc<Arenas>,
+    other_pools: Arc<OtherPools>,
     ledger: Arc<Ledger>,
 }
 
@@ -78,6 +80,7 @@ impl Pool {
         Ok(Pool(Arc::new(Inner {
             send: Arc::new(Arenas::new(Use::Send, send, ledger.clone())),
             control: Arc::new(Arenas::new(Use::Control, control, ledger.clone())),
+            other_pools: Arc::default(),
             ledger,
         })))
     }
@@ -91,12 +94,16 @@ impl Pool {
     /// Returns a plain clone if [lending is off](PoolConfig::lendable).
     #[must_use]
     pub fn for_peer(&self) -> Pool {
-        let Inner { send, control, ledger } = &*self.0;
+        let Inner { send, control, other_pools, ledger } = &*self.0;
         if !(ledger.sizes.lendable && ledger.registrar.lends()) {
             return self.clone();
         }
-        let (control, ledger) = (control.clone(), ledger.clone());
-        Pool(Arc::new(Inner { send: send.for_peer(), control, ledger }))
+        Pool(Arc::new(Inner {
+            send: send.for_peer(),
+            control: control.clone(),
+            other_pools: other_pools.clone(),
+            ledger: ledger.clone(),
+        }))
     }
 
     /// Allocates a buffer of `len` bytes to fill and send. Waits until there is memory; requests
@@ -153,14 +160,38 @@ impl Pool {
     }
 
     /// Returns the bytes with their key, if they are a slice of bytes from [`PinnedBuf::freeze`],
-    /// of bytes that landed over any connection, or of [registered](Pool::register) memory. The
-    /// look-up searches a sorted list, without an exclusive lock.
+    /// of bytes that landed over any connection, of [registered](Pool::register) memory, or of
+    /// [another pool's](Pool::share_send_memory) send memory. The look-up searches a sorted list,
+    /// without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
         }
-        let found = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
+        let ledger = &self.0.ledger;
+        let find = || ledger.index.find(bytes.as_ptr().addr(), bytes.len());
+        let found = match find() {
+            Some(found) => found,
+            None if self.0.other_pools.register(ledger, bytes) => find()?,
+            None => return None,
+        };
         Some(PinnedBytes::new(bytes.clone(), found))
+    }
+
+    /// Lets the devices of both pools send from the send memory of either. An arena is registered
+    /// with the other device when bytes of it are first [looked up](Self::resolve) there, on a
+    /// thread if the device is slow. Until then the look-up finds nothing. The arena stays
+    /// registered until its pool no longer needs it. Does nothing for pools of shared memory, whose
+    /// links send from any memory.
+    ///
+    /// Such a registration counts against RLIMIT_MEMLOCK once more. An arena is not registered
+    /// unless the limit leaves room for all memory that both pools may still use. After a refusal,
+    /// ten seconds pass before the next attempt.
+    pub fn share_send_memory(&self, other: &Pool) {
+        let pools = [self, other].map(|pool| &pool.0);
+        if !pools.iter().any(|pool| pool.ledger.registrar.wants_file()) {
+            pools[0].other_pools.add(&pools[1].ledger);
+            pools[1].other_pools.add(&pools[0].ledger);
+        }
     }
 
     /// Returns the bytes with the key and the address at which a peer on this host can read them.

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use common::Woken;
 use common::pinning::{Pinning, leave, limit, wait_until};
 use tonic_rdma_memory::{
-    Landing, LandingBuf, Memlock, Pool, PoolConfig, RegionError, RegisterError,
+    Landing, LandingBuf, MIN_POOL, Memlock, Pool, PoolConfig, RegionError, RegisterError,
 };
 
 const KIB: usize = 1024;
@@ -287,6 +287,31 @@ fn what_is_queued_counts_under_the_limit() {
     let found = [alloc(&mut ones, WANT).unwrap(), alloc(&mut twos, WANT).unwrap()];
     assert!(found[0].is_some() && found[1].is_none());
     one.control(one.config().control).unwrap();
+}
+
+/// Send memory of one pool is registered with the other device only if the limit leaves room for
+/// all that both pools may use.
+#[test]
+fn memory_of_the_other_pool_fits_beside_both() {
+    let _alone = alone();
+    let small =
+        || Pool::new(PoolConfig::default().total(MIN_POOL), Arc::new(Pinning::new(false))).unwrap();
+    let (one, two) = (small(), small());
+    two.share_send_memory(&one);
+    let unused = |pool: &Pool| pool.config().total - pool.stats().registered;
+    let mut buf = one.try_alloc(KIB).unwrap();
+    buf.put_bytes(7, KIB);
+    let bytes = buf.freeze();
+    let arena = one.stats().registered;
+    leave(unused(&one) + unused(&two) + arena - 1);
+    assert!(two.resolve(&bytes).is_none());
+    // A refusal lasts for ten seconds, but not for the next arena.
+    let mut buf = one.try_alloc(300 * KIB).unwrap();
+    buf.put_bytes(7, 300 * KIB);
+    let bytes = buf.freeze();
+    let arena = one.stats().registered - arena;
+    leave(unused(&one) + unused(&two) + arena);
+    assert!(two.resolve(&bytes).is_some());
 }
 
 /// Application memory leaves room for all that the pool may use, and what it returns is used for

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, ReasonCode};
+use bytes::BufMut;
+use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, PoolConfig, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::{CodecKind, set_thread_codec};
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::poll_until;
 use tonic_rdma_tests::server_process::{endpoint, fabric_of};
@@ -115,6 +117,7 @@ pub async fn rails(_: Log) {
     let least = std::env::var("RAILS_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
     let endpoint = over_slow_cables(at).await;
     let single = endpoint.clone().rails(1);
+    sends_from_the_pool_of_another_device(&single).await;
 
     let alone = [connect(&single).await];
     let (one, on_second) = rate(&alone, 8).await;
@@ -152,6 +155,35 @@ pub async fn rails(_: Log) {
     for cable in [1, 0] {
         cut_one(&channel, cable).await;
     }
+}
+
+/// A buffer of the first channel's pool is sent by the second channel's device without a copy, once
+/// that device has registered the memory. Both pools fit the usual memlock limit.
+async fn sends_from_the_pool_of_another_device(endpoint: &Endpoint) {
+    let pools = Context::builder().pool(PoolConfig::default().total(2 << 20)).build();
+    let endpoint = endpoint.clone().context(pools);
+    let (of, by) = (connect(&endpoint).await, connect(&endpoint).await);
+    assert_ne!(of.path().device, by.path().device);
+    set_thread_codec(CodecKind::ZeroCopy);
+    let mut message = payload(7, 64 * 1024);
+    let mut buf = of.pool().alloc(message.payload.len()).await.unwrap();
+    buf.put_slice(&message.payload);
+    message.payload = buf.freeze();
+    let client = client_of(AnyChannel::Rdma(by.clone()));
+    let copied = || {
+        let (mut client, message, by) = (client.clone(), message.clone(), by.clone());
+        async move {
+            let before = by.stats().copied_fast.staging;
+            client.unary(message).await.unwrap();
+            by.stats().copied_fast.staging - before
+        }
+    };
+    poll_until("each call is copied", copied, |bytes| *bytes == 0).await;
+    for _ in 0..5 {
+        assert_eq!(copied().await, 0);
+    }
+    println!("memory of {:?} is sent by {:?}", of.path().device, by.path().device);
+    set_thread_codec(CodecKind::Plain);
 }
 
 /// Gives the ends of two cables addresses of routed networks: at each end, a cable has a /31 of

@@ -38,6 +38,7 @@ use crate::ledger::Ledger;
 use crate::region::Region;
 use crate::region::mapping::{Mapping, Place};
 use crate::region::page::{HUGE_PAGE, page};
+use crate::registered::other_pools::FurtherRegistrations;
 use crate::registrar::Access;
 use crate::stats::{ClassStats, Use};
 
@@ -54,6 +55,8 @@ pub(crate) struct Arena {
     /// before the memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
+    /// Registrations with the devices of other pools. Also dropped before the memory.
+    further: Arc<FurtherRegistrations>,
     region: Region,
     slot: usize,
     /// The number of slots in use. This number is only a hint. The handles decide whether the arena
@@ -432,14 +435,20 @@ impl Arenas {
         }
         match self.map_region(bytes) {
             Ok(region) => {
-                self.ledger.region_registered(&region);
-                Ok(Arc::new(Arena {
+                let arena = Arc::new(Arena {
                     #[cfg(all(feature = "io-uring", target_os = "linux"))]
                     fixed: std::sync::OnceLock::new(),
+                    further: Arc::new(FurtherRegistrations::new(region.ptr(), region.len())),
                     region,
                     slot,
                     in_use: AtomicUsize::new(0),
-                }))
+                });
+                let further = match self.usage {
+                    Use::Send => Arc::downgrade(&arena.further),
+                    _ => Weak::new(),
+                };
+                self.ledger.region_registered(&arena.region, further);
+                Ok(arena)
             }
             Err(error) => {
                 self.release_bytes(bytes);
@@ -549,7 +558,7 @@ impl SlotRef {
             let ledger = &self.arenas.ledger;
             // The number of bytes that the pool may still pin with its device.
             let reserved = match ledger.registrar.pins() {
-                true => ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64,
+                true => ledger.unused(),
                 false => 0,
             };
             let (addr, len) = (arena.region.ptr(), arena.region.len());

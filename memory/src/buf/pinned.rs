@@ -243,13 +243,14 @@ unsafe impl BufMut for PinnedBuf {
 /// memory alive and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
+    /// Keeps memory registered that is not the pool's own. Dropped before the bytes, because the
+    /// bytes keep the memory of another pool mapped.
+    keep_alive: Option<KeepAlive>,
     bytes: Bytes,
     lkey: u32,
     iova: u64,
     lend_key: Option<u32>,
     for_peer: Option<NonZeroU32>,
-    /// Keeps application memory registered.
-    keep_alive: Option<KeepAlive>,
 }
 
 impl PinnedBytes {

@@ -11,9 +11,9 @@
 //! to its lease until it is unmapped.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
 
 use super::chunk_bitmap::ChunkBitmap;
 use super::freeing::Freeing;
@@ -128,7 +128,7 @@ impl Chunk {
             (mapping, None)
         };
         let region = Region::new(mapping, file, &*ledger.registrar, Access::RemoteWrite)?;
-        ledger.region_registered(&region);
+        ledger.region_registered(&region, Weak::<()>::new());
         *is_registered = true;
         let (len, bitmap) = (*len, ChunkBitmap::new(*len / GRANULE));
         Ok(Chunk {

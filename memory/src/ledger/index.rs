@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::num::NonZeroU32;
+use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, Weak};
 
 use crossbeam_utils::sync::ShardedLock;
 
 use crate::region::Region;
 
-/// A value that keeps a registration of application memory alive.
+/// A value that keeps a registration alive whose memory does not keep it alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// The keys of a region, and the address of its first byte under these keys.
@@ -27,16 +28,25 @@ struct Entry {
     start: usize,
     end: usize,
     keys: Keys,
-    /// The registration of application memory. Unlike bytes of pool memory, the application's bytes
-    /// do not keep their registration alive.
-    application: Option<Weak<dyn Any + Send + Sync>>,
+    memory: IndexedMemory,
+}
+
+/// The memory of an indexed region.
+#[derive(Debug)]
+enum IndexedMemory {
+    /// Pool memory, whose bytes keep it registered. Send memory has its registrations with further
+    /// devices here.
+    Own(Weak<dyn Any + Send + Sync>),
+    /// Application memory, or another pool's memory, with its registration. The bytes do not keep
+    /// this registration alive.
+    Foreign(Weak<dyn Any + Send + Sync>),
 }
 
 /// The keys of a range.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) keys: Keys,
-    /// For application memory: the value that keeps it registered.
+    /// For memory that is not the pool's own: the value that keeps it registered.
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
@@ -47,25 +57,27 @@ pub(crate) struct Found {
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
 impl Index {
-    pub(crate) fn insert(&self, region: &Region) {
+    /// Adds memory of the pool, with its registrations with further devices if it may have any.
+    pub(crate) fn insert(&self, region: &Region, further: Weak<dyn Any + Send + Sync>) {
         let (start, end) = (region.start(), region.start() + region.len());
         let (lkey, iova, lend_key) = (region.lkey(), region.iova(), region.lend_key());
         let keys = Keys { lkey, iova, lend_key, for_peer: region.peer() };
-        let entry = Entry { start, end, keys, application: None };
+        let entry = Entry { start, end, keys, memory: IndexedMemory::Own(further) };
         let is_new = self.insert_entry(entry);
         debug_assert!(is_new, "mapped, and in the index already");
     }
 
-    /// Adds application memory. Returns false and adds nothing if a part of it is known already.
-    pub(crate) fn insert_application(
+    /// Adds memory that is not the pool's own. Returns false and adds nothing if a part of it is
+    /// known already.
+    pub(crate) fn insert_foreign(
         &self,
-        memory: &[u8],
+        memory: NonNull<[u8]>,
         keys: Keys,
         keep_alive: &KeepAlive,
     ) -> bool {
-        let start = memory.as_ptr().addr();
-        let (end, application) = (start + memory.len(), Some(Arc::downgrade(keep_alive)));
-        self.insert_entry(Entry { start, end, keys, application })
+        let start = memory.cast::<u8>().addr().get();
+        let memory_of = IndexedMemory::Foreign(Arc::downgrade(keep_alive));
+        self.insert_entry(Entry { start, end: start + memory.len(), keys, memory: memory_of })
     }
 
     fn insert_entry(&self, entry: Entry) -> bool {
@@ -80,10 +92,20 @@ impl Index {
 
     /// Whether a part of the memory that is already known is pool memory. `None` if no part is
     /// known.
-    pub(crate) fn overlaps(&self, memory: &[u8]) -> Option<bool> {
-        let start = memory.as_ptr().addr();
+    pub(crate) fn overlaps(&self, memory: NonNull<[u8]>) -> Option<bool> {
+        let start = memory.cast::<u8>().addr().get();
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        overlapping(&entries, start, start + memory.len()).map(|e| e.application.is_none())
+        let entry = overlapping(&entries, start, start + memory.len())?;
+        Some(matches!(entry.memory, IndexedMemory::Own(_)))
+    }
+
+    /// The registrations of the pool memory that the range lies in with further devices.
+    pub(crate) fn further(&self, start: usize, len: usize) -> Option<KeepAlive> {
+        let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match &containing(&entries, start, len)?.memory {
+            IndexedMemory::Own(further) => further.upgrade(),
+            IndexedMemory::Foreign(_) => None,
+        }
     }
 
     /// Removes the region that begins at `start`.
@@ -95,19 +117,20 @@ impl Index {
     /// The keys of a range, if it lies in one region.
     pub(crate) fn find(&self, start: usize, len: usize) -> Option<Found> {
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
-        let entry = entries.get(at)?;
-        if start.checked_add(len)? > entry.end {
-            return None;
-        }
-        let keep_alive = match &entry.application {
-            None => None,
+        let entry = containing(&entries, start, len)?;
+        let keep_alive = match &entry.memory {
+            IndexedMemory::Own(_) => None,
             // Find nothing if the last holder is dropping the registration.
-            Some(application) => Some(application.upgrade()?),
+            IndexedMemory::Foreign(registration) => Some(registration.upgrade()?),
         };
         let iova = entry.keys.iova + (start - entry.start) as u64;
         Some(Found { keys: Keys { iova, ..entry.keys }, keep_alive })
     }
+}
+
+fn containing(entries: &[Entry], start: usize, len: usize) -> Option<&Entry> {
+    let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
+    entries.get(at).filter(|entry| start.checked_add(len).is_some_and(|end| end <= entry.end))
 }
 
 fn overlapping(entries: &[Entry], start: usize, end: usize) -> Option<&Entry> {

@@ -25,9 +25,10 @@ mod others_wait;
 mod pinning_pools;
 mod waiter_count;
 
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use self::budgets::Budgets;
@@ -148,11 +149,17 @@ impl Ledger {
         bytes.min(waiter.limit)
     }
 
-    /// Records a region whose bytes have been taken from a budget.
-    pub(crate) fn region_registered(&self, region: &Region) {
+    /// Records a region whose bytes have been taken from a budget, and its registrations with
+    /// further devices if it may have any.
+    pub(crate) fn region_registered(&self, region: &Region, further: Weak<dyn Any + Send + Sync>) {
         self.counters.registrations.fetch_add(1, Relaxed);
         self.budgets.registered();
-        self.index.insert(region);
+        self.index.insert(region, further);
+    }
+
+    /// The bytes that the pool may use and has not registered yet.
+    pub(crate) fn unused(&self) -> u64 {
+        self.sizes.total.saturating_sub(self.budgets.total()) as u64
     }
 
     /// The bytes that the process may still pin under RLIMIT_MEMLOCK, and the limit. `None` means

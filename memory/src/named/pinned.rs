@@ -37,7 +37,7 @@ impl Pinned {
                 (Access::RemoteWriteInTurn, Some(file))
             }
         };
-        let registration = pin(ledger, NonNull::slice_from_raw_parts(addr, len), || {
+        let registration = pin(ledger, NonNull::slice_from_raw_parts(addr, len), None, || {
             // SAFETY: the caller keeps them mapped and writable. Nothing of this process reads or
             // writes what is granted (R8, R9).
             unsafe { ledger.registrar.register(Memory { addr, len, access, file }) }

@@ -1,16 +1,18 @@
-//! Application memory, and memory lent by peers, that is registered with a pool's device.
+//! Memory that is registered with a pool's device and is not the pool's own: application memory,
+//! memory lent by peers, and [another pool's](other_pools) send memory.
 //!
 //! | who holds a [`PoolRegistration`] | so that |
 //! |---|---|
-//! | the application | it can send from the memory |
+//! | the application, or the arena of the other pool | the memory can be sent from |
 //! | the bytes of a work request ([`PinnedBytes`](crate::PinnedBytes)) | the keys work until the device is done (R9) |
 //!
 //! The last holder deregisters the memory and then drops it, on a dedicated thread if the device is
-//! slow (`freeing`).
+//! slow (`freeing`). An arena unmaps its memory, so it waits for the end of its registrations.
 
 pub(crate) mod freeing;
 #[cfg(target_os = "linux")]
 pub mod mapped_file;
+pub(crate) mod other_pools;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,8 +29,8 @@ use crate::process::PerProcess;
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
 
-/// A registration of application memory with the device of one pool. Cheap to clone. Dropping the
-/// last clone deregisters the memory.
+/// A registration with the device of one pool. Cheap to clone. Dropping the last clone deregisters
+/// the memory.
 #[derive(Clone)]
 pub struct PoolRegistration(KeepAlive);
 
@@ -37,7 +39,11 @@ pub struct PoolRegistration(KeepAlive);
 struct Held {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
-    memory: Bytes,
+    /// The first byte.
+    start: usize,
+    len: usize,
+    /// The memory, unless an arena owns it.
+    memory: Option<Bytes>,
     /// Bytes that count as application memory.
     counted: usize,
     lend_key: Option<u32>,
@@ -67,16 +73,34 @@ impl PoolRegistration {
         let Some(addr) = NonNull::new(memory.as_ptr().cast_mut()).filter(|_| len > 0) else {
             return Ok(PoolRegistration(Arc::new(Registered(None))));
         };
-        if let Some(pool) = ledger.index.overlaps(&memory) {
+        let range = NonNull::slice_from_raw_parts(addr, len);
+        let counted = if owner == Owner::Application { len } else { 0 };
+        // SAFETY: `memory` keeps the range readable, and is dropped after the registration: `Held`.
+        unsafe { Self::of_range(ledger, range, Some(memory), counted, file, None) }
+    }
+
+    /// Registers a range. The limit must also leave room for all memory of the pool of `other`.
+    ///
+    /// # Safety
+    /// The range is readable until the last clone of the registration has been dropped. `memory`
+    /// may ensure that.
+    unsafe fn of_range(
+        ledger: Arc<Ledger>,
+        range: NonNull<[u8]>,
+        memory: Option<Bytes>,
+        counted: usize,
+        file: Option<OwnedFd>,
+        other: Option<&Ledger>,
+    ) -> Result<Self, RegionError> {
+        let (addr, len) = (range.cast::<u8>(), range.len());
+        if let Some(pool) = ledger.index.overlaps(range) {
             return Err(RegionError::Overlap { len, pool });
         }
-        let range = NonNull::slice_from_raw_parts(addr, len);
         let file = file.filter(|_| ledger.registrar.lends());
         let access = if file.is_some() { Access::Lend } else { Access::LocalRead };
-        let registration = pin(&ledger, range, || {
-            // SAFETY: `memory` keeps the range readable, and is dropped after the registration:
-            // `Held`. Nobody writes to it by this registration, which allows reading only (R9,
-            // R12).
+        let registration = pin(&ledger, range, other, || {
+            // SAFETY: the caller keeps the range readable until the registration is dropped. Nobody
+            // writes to it by this registration, which allows reading only (R9, R12).
             unsafe { ledger.registrar.register(Memory { addr, len, access, file }) }
         })?;
         let keys = Keys {
@@ -85,19 +109,19 @@ impl PoolRegistration {
             lend_key: (access == Access::Lend).then(|| registration.rkey()),
             for_peer: None,
         };
-        let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);
-        let counted = if owner == Owner::Application { len } else { 0 };
         ledger.counters.application.fetch_add(counted, Relaxed);
         let held = Held {
             registration: Some(registration),
+            start: addr.addr().get(),
+            len,
             memory,
             counted,
             lend_key: keys.lend_key,
             ledger: ledger.clone(),
         };
         let keep_alive: KeepAlive = Arc::new(Registered(Some(held)));
-        if ledger.index.insert_application(&range, keys, &keep_alive) {
+        if ledger.index.insert_foreign(range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
         }
         // Another thread has registered a part of the memory since. That thread's entry stays.
@@ -121,30 +145,36 @@ impl PoolRegistration {
 /// the same room.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Registers application memory if the limit still leaves room for all of the pool's own memory.
+/// Registers memory if the limit still leaves room for all of the pool's own memory, and for that
+/// of the pool of `other`.
 pub(crate) fn pin(
     ledger: &Ledger,
     memory: NonNull<[u8]>,
+    other: Option<&Ledger>,
     register: impl FnOnce() -> Result<Box<dyn Registration>, RegisterError>,
 ) -> Result<Box<dyn Registration>, RegionError> {
     let pinning = ledger.registrar.pins().then(|| PINNING.lock());
     if pinning.is_some() {
-        check_limit(ledger, memory)?;
+        check_limit(ledger, memory, other)?;
     }
     let registration = register();
     drop(pinning);
     Ok(registration.inspect_err(|_| ledger.not_registered())?)
 }
 
-/// Checks that the limit would still leave room for all of the pool's memory. If the result depends
+/// Checks that the limit would still leave room for all memory of both pools. If the result depends
 /// on memory that is being unpinned, waits until it is unpinned.
-fn check_limit(ledger: &Ledger, memory: NonNull<[u8]>) -> Result<(), RegionError> {
+fn check_limit(
+    ledger: &Ledger,
+    memory: NonNull<[u8]>,
+    other: Option<&Ledger>,
+) -> Result<(), RegionError> {
     let start = memory.cast::<u8>().addr().get();
     let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());
     loop {
         let unpinning = freeing::bytes();
         let Some((left, memlock)) = ledger.memlock_left() else { return Ok(()) };
-        let reserved = ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64;
+        let reserved = [Some(ledger), other].into_iter().flatten().map(Ledger::unused).sum();
         if pages as u64 <= left.saturating_sub(reserved) {
             return Ok(());
         }
@@ -162,13 +192,13 @@ impl Drop for Registered {
         if held.ledger.is_inherited() {
             return std::mem::forget(held);
         }
-        let len = held.memory.len();
-        held.ledger.index.remove(held.memory.as_ptr().addr());
+        held.ledger.index.remove(held.start);
         held.ledger.counters.application.fetch_sub(held.counted, Relaxed);
         // The last holder may be a completion, whose connection is locked. Unpinning takes time,
         // and the memory's owner belongs to the application, so its Drop may use the connection.
-        match held.ledger.registrar.is_slow() {
-            true => freeing::free(if held.ledger.registrar.pins() { len } else { 0 }, held),
+        // An arena is about to unmap its memory.
+        match held.memory.is_some() && held.ledger.registrar.is_slow() {
+            true => freeing::free(if held.ledger.registrar.pins() { held.len } else { 0 }, held),
             false => drop(held),
         }
     }

@@ -277,8 +277,9 @@ impl Channel {
     /// The pool whose buffers are sent without a copy: that of the current fast path. For a
     /// [balanced](Channel::balance_list) channel, it is the pool of the first endpoint that has a
     /// fast path. While calls go over TCP, it is a pool of ordinary memory of the same size, so
-    /// code that fills buffers needs no branch. A buffer can be sent over any path, and is copied
-    /// if it lies in another device's pool.
+    /// code that fills buffers needs no branch. A buffer can be sent over any path. If it lies in
+    /// another device's pool, the first message is copied, and later ones are copied unless the
+    /// memlock limit leaves room to register the memory with both devices.
     ///
     /// Call it for each buffer, since the path may change. The call is cheap.
     pub fn pool(&self) -> Pool {

@@ -378,6 +378,8 @@ impl Context {
             Pool::new(config, registrar)
         };
         let pool = made.map_err(|e| from_error::pool(&e))?;
+        // A message in one device's pool may leave by any rail.
+        pools.values().for_each(|other| pool.share_send_memory(&other.pool));
         pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
         let registering = registered::register_all(
             self.0.state.regions.all(),

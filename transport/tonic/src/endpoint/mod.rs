@@ -346,9 +346,10 @@ impl Endpoint {
     /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64
     /// KiB or more at once). From then on such a call goes to the rail with the fewest calls in
     /// flight, and any other call to the first rail. Each connection pins 8 KiB at both ends when
-    /// idle. Each device has its own pool. Data in another device's pool is copied once before it
-    /// is sent ([`Copied::staging`](crate::Copied::staging)), unless it was
-    /// [registered](crate::Context::register).
+    /// idle. Each device has its own pool. Memory of another device's pool is registered when a
+    /// message in it is first sent. That message is copied once
+    /// ([`Copied::staging`](crate::Copied::staging)), and so is each further message if the memlock
+    /// limit leaves no room for the registration.
     ///
     /// A server's device is reached from devices in the same IP network, or over the system's route
     /// if this host has none. When a rail is lost, its calls fail as on any lost connection, and

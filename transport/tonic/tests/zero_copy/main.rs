@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod lend;
+mod rails;
 
 use std::sync::Arc;
 
