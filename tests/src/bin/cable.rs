@@ -1,5 +1,6 @@
 //! `cable FOLDER` is a network cable between two guests, which connect to its ends as `FOLDER/a`
-//! and `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it.
+//! and `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it. With several
+//! folders, the ends of all are joined as by a hub: a frame from one of them goes to all others.
 //!
 //! It carries frames in both directions, in order, and loses none by itself. While a file
 //! `FOLDER/cut` exists, it carries none. While a file `FOLDER/rtu` exists, it drops the messages
@@ -25,26 +26,33 @@ use rustix::net::{
 const QUEUE: usize = 8192;
 
 fn main() {
-    let folder = PathBuf::from(std::env::args_os().nth(1).expect("cable FOLDER"));
-    let listeners = ["a", "b"].map(|end| {
+    let folders: Vec<_> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    assert!(!folders.is_empty(), "cable FOLDER...");
+    let ends = folders.iter().flat_map(|folder| ["a", "b"].map(|end| (folder, end)));
+    let listeners = ends.map(|(folder, end)| {
         let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         bind(&listener, &SocketAddrUnix::new(folder.join(end)).unwrap()).unwrap();
         listen(&listener, 1).unwrap();
-        listener
+        (folder, listener)
     });
-    let [a, b] = listeners.map(|listener| accept(listener).unwrap());
+    // All guests can connect from here on.
+    let listeners: Vec<_> = listeners.collect();
+    let accepted = listeners.into_iter().map(|(folder, end)| (folder, accept(end).unwrap()));
+    let ends: Vec<_> = accepted.collect();
+    let (queues, frames): (Vec<_>, Vec<_>) = ends.iter().map(|_| sync_channel(QUEUE)).unzip();
     thread::scope(|scope| {
-        for (from, to) in [(&a, &b), (&b, &a)] {
-            let (queue, frames) = sync_channel(QUEUE);
-            let folder = &folder;
-            scope.spawn(move || take(from, &queue, folder));
-            scope.spawn(move || give(&frames, to));
+        for (n, ((folder, end), frames)) in ends.iter().zip(frames).enumerate() {
+            let mut others = queues.clone();
+            others.remove(n);
+            scope.spawn(move || take(end, &others, folder));
+            scope.spawn(move || give(&frames, end));
         }
+        drop(queues);
     });
 }
 
 /// Takes frames from a guest until it ends.
-fn take(from: &OwnedFd, queue: &SyncSender<Box<[u8]>>, folder: &Path) {
+fn take(from: &OwnedFd, others: &[SyncSender<Box<[u8]>>], folder: &Path) {
     let (cut, rtu) = (folder.join("cut"), folder.join("rtu"));
     let mut frame = [0; 65_536];
     while let Ok((len, _)) = recv(from.as_fd(), &mut frame[..], RecvFlags::empty())
@@ -58,7 +66,9 @@ fn take(from: &OwnedFd, queue: &SyncSender<Box<[u8]>>, folder: &Path) {
             continue;
         }
         if !cut.exists() {
-            let _ = queue.try_send(frame.into());
+            for queue in others {
+                let _ = queue.try_send(frame.into());
+            }
         }
     }
 }
