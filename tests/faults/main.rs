@@ -11,7 +11,7 @@
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `bond` | the active slave of a bond at either end fails, and comes back |
 //! | `ack` | all packets are dropped for longer than one device waits, but not longer than another |
-//! | `queues` | no fault: a device that pins memory for its queues, and creates them slowly |
+//! | `queues` | no fault: a device that pins memory for its queues, and creates them slowly; a server that names an unknown path MTU |
 //! | `service_class` | no fault: the type of service of packets on the network |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
@@ -85,7 +85,8 @@ fn main() -> ExitCode {
             ends_have_different_mtus long_packets_are_lost
             connect_requests_are_lost;
         memlock: of_the_server of_a_client;
-        queues: that_are_charged that_are_short_of_memory that_take_their_time;
+        queues: that_are_charged that_are_short_of_memory that_take_their_time
+            that_are_told_an_unknown_mtu;
         bond: slaves_are_cut slaves_go_down;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;

@@ -1,8 +1,10 @@
 //! Devices that pin memory for their queues, and take their time to make them, as adapters do and
 //! Soft-RoCE and Soft-iWARP do not: `tests/guest/charge.c`, loaded before libibverbs, pins as much
-//! for each queue pair as the driver of ConnectX does, and holds a call while a file is there.
+//! for each queue pair as the driver of ConnectX does, and holds a call while a file is there. It
+//! also names path MTUs that no device has.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -10,7 +12,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::load::poll_until;
+use tonic_rdma_tests::load::{poll_until, wait_for_path};
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::payload;
@@ -171,6 +173,69 @@ pub async fn that_take_their_time(_: Log) {
     assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
     world.serving.abort();
     full.serving.abort();
+}
+
+/// The server's answer names a path MTU that no device has. The client gives the code in the
+/// reason, and its calls take TCP. Its queue pair is destroyed while other connections are served.
+/// The code 0 names no path MTU, and over iWARP no code does.
+pub async fn that_are_told_an_unknown_mtu(_: Log) {
+    let answer = std::env::var("CHARGE_MTU").expect("CHARGE_MTU names the file with the path MTU");
+    let world = World::new();
+    let there = world.endpoint().connect().await.unwrap();
+    call_over_verbs(&there).await;
+    let (pairs, open) = (queue_pairs(), descriptors());
+    let (unknown, none): (&[u8], &[u8]) = match kind().as_str() {
+        "rxe" => (&[6, 255], &[0]),
+        _ => (&[], &[0, 255]),
+    };
+    for code in unknown {
+        std::fs::write(&answer, code.to_string()).unwrap();
+        let told = format!("names path MTU {code}, and the codes are 1 to 5");
+        let connecting = while_held("destroy 0", &there, || {
+            let next = world.endpoint();
+            tokio::spawn(async move { next.connect().await.unwrap() })
+        });
+        let refused = connecting.await.await.unwrap();
+        let reason = refused.path().reason.unwrap();
+        assert_eq!(reason.code(), ReasonCode::HandshakeRejected, "{reason}");
+        assert!(reason.to_string().contains(&told), "{reason}");
+        println!("  {reason}");
+        call(&refused).await;
+        assert_eq!((refused.path().path, refused.stats().calls_tcp), (Path::Tcp, 1));
+        let required = world.endpoint().policy(Policy::Require).connect().await.unwrap_err();
+        assert!(format!("{required:?}").contains(&told), "{required:?}");
+
+        std::fs::remove_file(&answer).unwrap();
+        wait_for_path(&refused, Path::Verbs).await;
+        call(&refused).await;
+        assert_eq!(refused.stats().calls_fast, 1);
+    }
+    for code in none {
+        std::fs::write(&answer, code.to_string()).unwrap();
+        let channel = world.endpoint().connect().await.unwrap();
+        call_over_verbs(&channel).await;
+        assert_eq!(channel.path().path_mtu, there.path().path_mtu);
+        std::fs::remove_file(&answer).unwrap();
+    }
+    let left = || async { (queue_pairs(), descriptors()) };
+    poll_until("attempts leave something", left, |left| *left == (pairs, open)).await;
+    call_over_verbs(&there).await;
+    let stats = there.stats();
+    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
+    world.serving.abort();
+}
+
+/// The queue pairs of all devices, as the kernel counts them.
+fn queue_pairs() -> usize {
+    let shown = Command::new("rdma").args(["resource", "show"]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let words: Vec<_> = shown.split_whitespace().collect();
+    let counts = words.windows(2).filter(|pair| pair[0] == "qp");
+    counts.map(|pair| pair[1].parse::<usize>().unwrap()).sum()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 async fn call_over_verbs(channel: &Channel) {

@@ -3,12 +3,14 @@
  * and a number. Then that many such calls pass, and the next one waits as long as the file exists.
  * It says so by a file with `.held` appended to the name. If CHARGE_LIMIT names a file, a queue
  * pair that would take more than the number of bytes in it is refused, as if memory were scarce.
- * Loaded first (LD_PRELOAD):
+ * If CHARGE_MTU names a file, the answer to a connect request carries the number in it behind its
+ * private data, where a path MTU belongs. Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
  * librdmacm finds ibv_create_qp, ibv_modify_qp and ibv_destroy_qp here, as in any library that was
- * loaded before libibverbs; the bindings ask dlvsym for them, which is here as well.
+ * loaded before libibverbs; the bindings ask dlvsym for them and for rdma_accept, which is here as
+ * well.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -30,6 +32,15 @@ struct init_attr {
     uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data;
 };
 
+/* The beginning of struct rdma_conn_param, and its length. */
+struct conn_param {
+    const void *private_data;
+    uint8_t private_data_len;
+    uint8_t rest[15];
+};
+/* Length of the private data, behind which a path MTU stands. */
+#define PRIVATE_DATA 56
+
 struct charge {
     void *qp, *mr, *memory;
     size_t bytes;
@@ -39,10 +50,12 @@ struct charge {
 static struct charge *charges;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void *verbs(const char *name) {
-    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
+static void *function(const char *file, const char *name) {
+    void *library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
     return library ? dlsym(library, name) : NULL;
 }
+
+static void *verbs(const char *name) { return function("libibverbs.so.1", name); }
 
 static void hold(const char *call) {
     const char *path = getenv("CHARGE_HOLD");
@@ -83,17 +96,20 @@ static size_t bytes_of(const struct init_attr *attr) {
     return rounded(sends + recvs, PAGE) + PAGE;
 }
 
-static int is_allowed(size_t bytes) {
-    const char *path = getenv("CHARGE_LIMIT");
+/* The number in the file that a variable names, or `otherwise` without such a file. */
+static size_t number(const char *variable, size_t otherwise) {
+    const char *path = getenv(variable);
     FILE *file = path ? fopen(path, "r") : NULL;
-    size_t limit = (size_t)-1;
+    size_t number = otherwise;
     if (file) {
-        if (fscanf(file, "%zu", &limit) != 1)
+        if (fscanf(file, "%zu", &number) != 1)
             abort();
         fclose(file);
     }
-    return bytes <= limit;
+    return number;
 }
+
+static int is_allowed(size_t bytes) { return bytes <= number("CHARGE_LIMIT", (size_t)-1); }
 
 void *ibv_create_qp(void *pd, void *attr) {
     hold("create");
@@ -160,6 +176,20 @@ int ibv_destroy_qp(void *qp) {
     return 0;
 }
 
+int rdma_accept(void *id, struct conn_param *param) {
+    int (*accept)(void *, void *) = function("librdmacm.so.1", "rdma_accept");
+    size_t mtu = number("CHARGE_MTU", (size_t)-1);
+    struct conn_param named = *param;
+    unsigned char answer[PRIVATE_DATA + 1] = {0};
+    if (mtu == (size_t)-1)
+        return accept(id, param);
+    memcpy(answer, param->private_data, param->private_data_len < PRIVATE_DATA ? param->private_data_len : PRIVATE_DATA);
+    answer[PRIVATE_DATA] = mtu;
+    named.private_data = answer;
+    named.private_data_len = sizeof answer;
+    return accept(id, &named);
+}
+
 void *dlvsym(void *library, const char *name, const char *version) {
     void *(*real)(void *, const char *, const char *) = dlsym(RTLD_NEXT, "dlvsym");
     if (library != RTLD_DEFAULT && library != RTLD_NEXT) {
@@ -169,6 +199,8 @@ void *dlvsym(void *library, const char *name, const char *version) {
             return ibv_modify_qp;
         if (!strcmp(name, "ibv_destroy_qp"))
             return ibv_destroy_qp;
+        if (!strcmp(name, "rdma_accept"))
+            return rdma_accept;
     }
     return real ? real(library, name, version) : NULL;
 }

@@ -342,6 +342,15 @@ pub enum ConnectError {
         /// Why.
         source: Arc<io::Error>,
     },
+    /// The peer accepted the connect request, and its answer names a path MTU that no device has.
+    /// The peer's program is faulty, or is not a listener of this crate.
+    #[error("the answer from {addr} names path MTU {code}, and the codes are 1 to 5")]
+    UnknownPathMtu {
+        /// The peer.
+        addr: Addr,
+        /// The code in the answer.
+        code: u8,
+    },
     /// The peer gave up while the connection was being established.
     #[error("the peer {addr} gave up the connection while {step}")]
     PeerGone {

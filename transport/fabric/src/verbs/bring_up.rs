@@ -24,7 +24,7 @@ use crate::off_worker::off_worker;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::context::DeviceContext;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
-use crate::verbs::queue_pair::path_mtu::{self, MtuLimit, PathMtu};
+use crate::verbs::queue_pair::path_mtu::{self, MtuLimit, PathMtu, UnknownMtu};
 
 impl VerbsLink {
     /// Calls [`new`](VerbsLink::new) on a thread that may block. An adapter takes milliseconds to
@@ -64,18 +64,30 @@ impl VerbsLink {
         }
     }
 
-    /// Completes the connection after the answer. Firmware changes the state of the queue pair, so
-    /// this happens on a thread that may block.
+    /// The path MTU that the answer names. Returns `None` if librdmacm or the kernel brings the
+    /// queue pair up.
     ///
     /// # Errors
-    /// The answer names a path MTU that no device has, the device refuses, or the connection is
-    /// gone.
-    pub(super) async fn complete_off_worker(mut self, answer: &[u8]) -> io::Result<VerbsLink> {
+    /// No device has such a path MTU.
+    pub(super) fn named_mtu(&self, answer: &[u8]) -> Result<Option<PathMtu>, UnknownMtu> {
+        match self.qp.is_own {
+            true => path_mtu::named(answer),
+            false => Ok(None),
+        }
+    }
+
+    /// Completes the connection after an answer that names this path MTU. Firmware changes the
+    /// state of the queue pair, so this happens on a thread that may block.
+    ///
+    /// # Errors
+    /// The device refuses, or the connection is gone.
+    pub(super) async fn complete_off_worker(
+        mut self,
+        named: Option<PathMtu>,
+    ) -> io::Result<VerbsLink> {
         if !self.qp.is_own {
             return Ok(self);
         }
-        let named = path_mtu::named(answer);
-        let named = named.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let complete = move || {
             self.peer.path_mtu = self.qp.bring_up(MtuLimit::Named(named))?.map(PathMtu::bytes);
             self.qp.id.establish()?;

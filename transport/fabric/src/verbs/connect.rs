@@ -24,6 +24,7 @@ use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
 use crate::verbs::pending::{PendingLink, run_on_thread};
+use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the
 /// connection manager tracks its ports separately: a port that the connection manager considers
@@ -224,7 +225,10 @@ impl ConnectAttempt {
         let answer = self.expect_event(pending.link().id(), pending.link().answer()).await;
         let mut answer = answer?.private_data;
         answered.store(true, Relaxed);
-        let completed = pending.into_link().complete_off_worker(&answer).await;
+        let named = pending.link().named_mtu(&answer).map_err(|UnknownMtu(code)| {
+            ConnectError::UnknownPathMtu { addr: addr.clone(), code }
+        })?;
+        let completed = pending.into_link().complete_off_worker(named).await;
         let mut pending = PendingLink::new(completed.map_err(|e| self.failed(e))?, pool);
         answer.truncate(MAX_PRIVATE_DATA);
         pending.link_mut().established();

@@ -63,6 +63,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::PeerLimit { .. } => {
             return Reason::from_peer(ReasonCode::ProcessLimit, error.to_string());
         }
+        ConnectError::UnknownPathMtu { .. } => {
+            return Reason::from_peer(ReasonCode::HandshakeRejected, error.to_string());
+        }
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Failed { ref source, .. } if is_process_limit(source) => {
             ReasonCode::ProcessLimit
