@@ -10,6 +10,7 @@
 //! | `host` | processes are killed and stopped; a device, interface or address is removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `bond` | the active slave of a bond at either end fails, and comes back |
+//! | `arp_flux` | no fault of a device: two devices of one host in one subnet, seen by a neighbour |
 //! | `ack` | all packets are dropped for longer than one device waits, but not longer than another |
 //! | `queues` | no fault: a device that pins memory for its queues, and creates them slowly; a server that names an unknown path MTU |
 //! | `service_class` | no fault: the type of service of packets on the network |
@@ -26,6 +27,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
 
 mod ack;
+mod arp_flux;
 mod bond;
 mod cable;
 mod fault_test;
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
             that_are_told_an_unknown_mtu;
         bond: slaves_are_cut slaves_go_down;
         ack: a_hole_is_survived;
+        arp_flux: two_devices_in_one_subnet;
         service_class: packets_have_what_was_set;
         cable: cut ready_to_use_is_lost rails routed_rails;
         rate: comes_back;

@@ -8,6 +8,7 @@ use tonic_rdma_tests::load::{Load, Tally, WORKERS, poll_until};
 use tonic_rdma_tests::process::{codec_from_name, runtime};
 use tonic_rdma_tests::server_process::{fabric_of, serve};
 
+use crate::arp_flux;
 use crate::cable::{ROUTED, route_cables};
 use crate::fault_test::endpoint;
 use crate::log::Log;
@@ -29,6 +30,10 @@ pub fn play(role: &[String]) -> ExitCode {
             let [peer, own] = ROUTED;
             route_cables(own, peer);
             runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
+        }
+        // The host with two devices in one subnet of `arp_flux`.
+        ["server", _, at, device, "flux"] => {
+            runtime.block_on(arp_flux::host(at.parse().unwrap(), device))
         }
         ["client", _, at, device, seed] => {
             runtime.block_on(call(at.parse().unwrap(), device, seed.parse().unwrap()));
