@@ -7,7 +7,14 @@ use std::sync::Arc;
 
 use hyper::rt::Executor;
 
-type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A background task of any type.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Boxes a task that is spawned rarely, because the compiler repeats tokio's code for each type of
+/// task and each scheduler.
+pub(crate) fn boxed(task: impl Future<Output = ()> + Send + 'static) -> Task {
+    Box::pin(task)
+}
 
 /// A shared executor. Without one from the user, it is tokio's current runtime.
 #[derive(Clone, Default)]

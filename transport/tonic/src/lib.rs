@@ -98,7 +98,7 @@
 //! | [`server`], [`channel`] | the items of tonic's modules of these names |
 //! | [`codec`] | a codec for protobuf that does not copy `bytes` fields |
 //! | `metrics` (feature `metrics`) | counters, gauges and histograms for a recorder, and tracing spans |
-//! | [`mod@diagnose`] | explains why calls do not use RDMA, and how to fix it |
+//! | `diagnose` (feature `diagnose`) | explains why calls do not use RDMA, and how to fix it |
 //!
 //! # Features
 //!
@@ -106,10 +106,11 @@
 //! |---|---|
 //! | `verbs` (default) | RDMA through rdma-core, which is loaded at run time |
 //! | `shm` (default) | shared memory between processes of one host |
+//! | `diagnose` | `diagnose()`: why calls do not use RDMA, for programs like the doctor |
 //! | `io-uring` | `disk`: moves files to and from pool memory through io_uring (Linux) |
-//! | `measure` | measures SENDs and WRITEs without calls in a [diagnosis](diagnose()) of a peer, and serves them |
+//! | `measure` | measures SENDs and WRITEs without calls in a diagnosis of a peer, and serves them |
 //! | `metrics` | `metrics`: counters, gauges and histograms for a recorder of the metrics crate |
-//! | `serde` | serialization of [`diagnose()`]'s result |
+//! | `serde` | serialization of a diagnosis; includes `diagnose` |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, like tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, like tonic's features |
 //! | `test-util` | a simulated fabric (`sim`) and hooks for tests, not for release builds |
@@ -124,6 +125,7 @@ pub mod codec;
 mod connect_info;
 mod connection;
 mod context;
+#[cfg(feature = "diagnose")]
 pub mod diagnose;
 mod endpoint;
 mod error;
@@ -145,6 +147,7 @@ pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
 pub use connection::info::{ConnectionInfo, ConnectionUsage};
 pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
+#[cfg(feature = "diagnose")]
 #[doc(inline)]
 pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;

@@ -114,7 +114,7 @@ pub(crate) async fn offer(
 }
 
 /// Asks for a ticket for a bare connection. A server that serves none gives a ticket for calls.
-#[cfg(feature = "measure")]
+#[cfg(all(feature = "diagnose", feature = "measure"))]
 pub(crate) async fn offer_bare(
     tcp: &TcpChannel,
     origin: Uri,

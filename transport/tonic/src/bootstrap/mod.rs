@@ -1,5 +1,5 @@
 //! `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling Offer over TCP. Probe is for
-//! a [diagnosis](crate::diagnose()).
+//! a diagnosis.
 //!
 //! | file | what |
 //! |---|---|

@@ -30,6 +30,7 @@ use tower::ServiceExt;
 use crate::channel::{Channel, Kind};
 use crate::connection::Piped;
 use crate::executor::SharedExec;
+use crate::tcp::connector::recording;
 
 /// Bytes of one stream that may wait in the pipe's connection, in each direction.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -97,7 +98,7 @@ fn over_pipe(channel: Channel, origin: Uri, executor: SharedExec) -> tonic::tran
         .http2_max_local_error_reset_streams(None)
         .max_frame_size(FRAME)
         .executor(executor)
-        .connect_with_connector_lazy(connector)
+        .connect_with_connector_lazy(recording(connector).0)
 }
 
 /// Serves the pipe until the client has closed it.

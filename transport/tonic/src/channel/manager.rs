@@ -16,7 +16,7 @@ use crate::channel::rails::Left;
 use crate::channel::shared::{Fast, Shared, State};
 use crate::connection::FastClient;
 use crate::context::Changes;
-use crate::executor::SharedExec;
+use crate::executor::{SharedExec, boxed};
 use crate::path::Path;
 use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
@@ -60,7 +60,7 @@ impl Manager {
 
     /// Spawns the manager on its executor.
     pub(crate) fn start(self) {
-        self.executor.clone().spawn(self.run());
+        self.executor.clone().spawn(boxed(self.run()));
     }
 
     /// Runs until the last clone of the channel is dropped. Then the fast path closes once the

@@ -64,7 +64,7 @@ use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::tcp::client::TcpClient;
-use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
+use crate::tcp::connector::{TcpChannel, recording};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
 
@@ -193,7 +193,7 @@ impl Channel {
         C::Future: Send,
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let (connector, local_addr) = RecordLocalAddr::new(connector);
+        let (connector, local_addr) = recording(connector);
         let channel = tonic::transport::Channel::new(connector, endpoint.tcp());
         Self::lazy(endpoint.over(channel, local_addr), &endpoint, EnvSettings::read())
     }
@@ -215,7 +215,7 @@ impl Channel {
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let env = EnvSettings::read()?;
-        let (connector, local_addr) = RecordLocalAddr::new(connector);
+        let (connector, local_addr) = recording(connector);
         let channel = tonic::transport::Channel::connect(connector, endpoint.tcp()).await?;
         Self::establish(endpoint.over(channel, local_addr), &endpoint, env).await
     }

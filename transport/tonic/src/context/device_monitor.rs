@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, PeerInfo, Timer, off_worker};
 
+use crate::executor::boxed;
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
@@ -101,11 +102,11 @@ impl DeviceMonitor {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            *task = Some(runtime.spawn(monitor(
+            *task = Some(runtime.spawn(boxed(monitor(
                 (self.changes.clone(), self.in_use.clone()),
                 self.watch().cloned(),
                 forget_removed,
-            )));
+            ))));
         }
     }
 }

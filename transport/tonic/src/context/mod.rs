@@ -40,6 +40,7 @@ use tonic_rdma_memory::{
 
 use crate::channel::backoff::Jitter;
 use crate::connection::ConnectionConfig;
+#[cfg(feature = "diagnose")]
 use crate::diagnose::PoolSizeBy;
 use crate::path::policy::FabricKind;
 use crate::path::reason::Reason;
@@ -150,12 +151,14 @@ impl Context {
 
     /// The configuration of an RDMA device's pool. `ignores_ipc_lock` says that the device applies
     /// RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK.
+    #[cfg(feature = "diagnose")]
     pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
         pool_size::pinned(self.0.settings.pool.clone(), ignores_ipc_lock)
     }
 
     /// Whether the operator or the program has set the size of RDMA devices' pools. `None` if it
     /// follows from the machine.
+    #[cfg(feature = "diagnose")]
     pub(crate) fn pool_size_set_by(&self) -> Option<PoolSizeBy> {
         match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {
             (Some(_), _) => Some(PoolSizeBy::Environment),
@@ -389,7 +392,7 @@ impl Context {
         match pool.pins() {
             // The connection does not wait for the registration, and the registration continues if
             // the connection is dropped.
-            true => drop(tokio::spawn(registering)),
+            true => drop(tokio::spawn(crate::executor::boxed(registering))),
             false => registering.await,
         }
         if fabric.provider() == "verbs" {

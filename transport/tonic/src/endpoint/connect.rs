@@ -1,18 +1,21 @@
 //! Connects an endpoint: the TCP side, and the channel over it.
 
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
 use http::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
 
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::error::{BoxError, Error};
 use crate::path::plaintext::Plaintext;
 use crate::path::policy::EnvSettings;
-use crate::tcp::connector::{LocalAddr, RecordLocalAddr, TcpChannel};
+use crate::tcp::connector::{AnyConnector, LocalAddr, TcpChannel, recording};
 use crate::tcp::reused_tasks::ReusedTasks;
-
-/// The URI that tonic assigns to an endpoint whose address is a Unix socket.
-const URI_OF_UNIX: &str = "http://tonic/";
 
 impl Endpoint {
     /// Connect, and wait until the path is decided.
@@ -30,9 +33,7 @@ impl Endpoint {
     ///
     /// If the future is dropped, it closes what it has opened. `connect` can then be called again.
     pub async fn connect(&self) -> Result<Channel, Error> {
-        let env = EnvSettings::read()?;
-        let tcp = self.connect_tcp().await?;
-        Channel::establish(tcp, self, env).await
+        self.connect_over(self.connector()).await
     }
 
     /// Create a channel that connects at its first call, which goes over TCP. The channel makes its
@@ -79,10 +80,7 @@ impl Endpoint {
         C::Future: Send,
         BoxError: From<C::Error> + Send,
     {
-        let env = EnvSettings::read()?;
-        let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = self.tcp().connect_with_connector(connector).await?;
-        Channel::establish(self.over(channel, local_addr), self, env).await
+        self.connect_over(recording(connector)).await
     }
 
     /// Like [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
@@ -98,28 +96,38 @@ impl Endpoint {
         C::Future: Send,
         BoxError: From<C::Error> + Send,
     {
-        let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = self.tcp().connect_with_connector_lazy(connector);
-        Channel::lazy(self.over(channel, local_addr), self, EnvSettings::read())
+        let tcp = self.connect_tcp_lazy_over(recording(connector));
+        Channel::lazy(tcp, self, EnvSettings::read())
     }
 
+    /// The future is boxed, so that it is compiled in this crate and not in each program.
+    fn connect_over(
+        &self,
+        (connector, local_addr): (AnyConnector, LocalAddr),
+    ) -> Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send + '_>> {
+        Box::pin(async move {
+            let env = EnvSettings::read()?;
+            let channel = self.tcp().connect_with_connector(connector).await?;
+            Channel::establish(self.over(channel, local_addr), self, env).await
+        })
+    }
+
+    fn connect_tcp_lazy_over(
+        &self,
+        (connector, local_addr): (AnyConnector, LocalAddr),
+    ) -> TcpChannel {
+        self.over(self.tcp().connect_with_connector_lazy(connector), local_addr)
+    }
+
+    #[cfg(any(test, feature = "diagnose"))]
     pub(crate) async fn connect_tcp(&self) -> Result<TcpChannel, tonic::transport::Error> {
-        if self.is_unix() {
-            let channel = self.tcp().connect().await?;
-            return Ok(self.over(channel, LocalAddr::default()));
-        }
-        let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
+        let (connector, local_addr) = self.connector();
         Ok(self.over(self.tcp().connect_with_connector(connector).await?, local_addr))
     }
 
     /// Like [`connect_tcp`](Self::connect_tcp), but connects at the first call.
     pub(crate) fn connect_tcp_lazy(&self) -> TcpChannel {
-        if self.is_unix() {
-            let channel = self.tcp().connect_lazy();
-            return self.over(channel, LocalAddr::default());
-        }
-        let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
-        self.over(self.tcp().connect_with_connector_lazy(connector), local_addr)
+        self.connect_tcp_lazy_over(self.connector())
     }
 
     /// tonic's endpoint, ready to connect. Unless the user has set an executor, it reuses the tasks
@@ -143,8 +151,12 @@ impl Endpoint {
         TcpChannel { channel, local_addr, plaintext }
     }
 
-    fn is_unix(&self) -> bool {
-        self.tcp.uri() == URI_OF_UNIX
+    /// The connector to the endpoint's address.
+    fn connector(&self) -> (AnyConnector, LocalAddr) {
+        match self.shared.unix_socket.clone() {
+            Some(path) => recording(tower::service_fn(move |_| unix_stream(path.clone()))),
+            None => recording(self.http_connector()),
+        }
     }
 
     /// A connector with the endpoint's settings, built as tonic builds its own.
@@ -162,9 +174,18 @@ impl Endpoint {
     }
 }
 
+#[cfg(unix)]
+async fn unix_stream(path: Arc<str>) -> io::Result<TokioIo<tokio::net::UnixStream>> {
+    tokio::net::UnixStream::connect(&*path).await.map(TokioIo::new)
+}
+
+#[cfg(not(unix))]
+async fn unix_stream(_: Arc<str>) -> io::Result<TokioIo<tokio::io::DuplexStream>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "uds connections are not allowed on windows"))
+}
+
 #[cfg(test)]
 mod tests {
-    use hyper_util::rt::TokioIo;
     use tokio::net::TcpListener;
     use tower::Service;
 
@@ -172,11 +193,22 @@ mod tests {
 
     #[test]
     fn unix_sockets_are_told_from_hosts() {
-        assert!(Endpoint::from_static("unix:///run/server.sock").is_unix());
-        for uri in
-            ["http://tonic:50051", "https://tonic", "http://10.0.0.1:50051", "http://tonic.example"]
-        {
-            assert!(!Endpoint::from_static(uri).is_unix(), "{uri}");
+        for (address, path) in [
+            ("unix:///run/server.sock", Some("/run/server.sock")),
+            ("unix:/run/server.sock", Some("/run/server.sock")),
+            ("unix:server.sock", Some("server.sock")),
+            ("http://tonic:50051", None),
+            ("https://tonic", None),
+            ("http://tonic", None),
+        ] {
+            let known = [
+                Endpoint::from_static(address),
+                Endpoint::from_shared(address).unwrap(),
+                Endpoint::try_from(address.to_owned()).unwrap(),
+            ];
+            for endpoint in known {
+                assert_eq!(endpoint.shared.unix_socket.as_deref(), path, "{address}");
+            }
         }
     }
 
@@ -186,8 +218,7 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
         let local = Some([127, 0, 0, 9].into());
-        let (mut connector, end) =
-            RecordLocalAddr::new(endpoint.local_address(local).http_connector());
+        let (mut connector, end) = recording(endpoint.local_address(local).http_connector());
         assert_eq!(end.get(), None);
         for _ in 0..2 {
             let uri = format!("http://{addr}").parse().unwrap();
@@ -198,7 +229,7 @@ mod tests {
         let pipe = tower::service_fn(|_: Uri| async {
             Ok::<_, std::io::Error>(TokioIo::new(tokio::io::duplex(1).0))
         });
-        let mut pipes = RecordLocalAddr { connector: pipe, local_addr: end.clone() };
+        let mut pipes = crate::tcp::connector::record(pipe, end.clone());
         pipes.call(Uri::from_static("http://pipe")).await.unwrap();
         assert_eq!(end.get(), None);
     }

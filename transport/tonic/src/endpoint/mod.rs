@@ -74,6 +74,8 @@ pub(crate) struct Settings {
     pub(crate) plaintext_rdma: bool,
     /// A copy of the value in tonic's endpoint, which has no getter for it.
     pub(crate) local_address: Option<IpAddr>,
+    /// The path of the Unix socket, if the address is one. tonic's endpoint has no getter for it.
+    pub(crate) unix_socket: Option<Arc<str>>,
     /// The TCP side's executor is tokio's, so tasks of calls may be reused.
     pub(crate) reuses_tasks: bool,
     /// Counters to add to. A balanced channel has one set for all its endpoints.
@@ -110,7 +112,7 @@ impl Endpoint {
     /// Endpoint::from_static("https://example.com");
     /// ```
     pub fn from_static(s: &'static str) -> Self {
-        Self::reusing_tasks(tonic::transport::Endpoint::from_static(s))
+        Self::reusing_tasks(tonic::transport::Endpoint::from_static(s)).at(s.as_bytes())
     }
 
     /// `tcp` with tonic's default executor.
@@ -130,7 +132,17 @@ impl Endpoint {
     /// Endpoint::from_shared("https://example.com".to_string()).unwrap();
     /// ```
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Self, Error> {
-        Ok(Self::reusing_tasks(tonic::transport::Endpoint::from_shared(s)?))
+        let address = s.into();
+        let tcp = tonic::transport::Endpoint::from_shared(address.clone())?;
+        Ok(Self::reusing_tasks(tcp).at(&address))
+    }
+
+    /// Keeps the path of a Unix socket, as tonic takes it from an address.
+    fn at(mut self, address: &[u8]) -> Self {
+        let address = std::str::from_utf8(address).ok();
+        let path = address.and_then(|address| address.strip_prefix("unix:"));
+        self.shared.unix_socket = path.map(|path| path.strip_prefix("//").unwrap_or(path).into());
+        self
     }
 
     /// Set a custom user-agent header (both paths).

@@ -336,7 +336,7 @@ impl<L> Server<L> {
         self
     }
 
-    /// Serve clients that measure. A [diagnosis](crate::diagnose()) of this server does so over
+    /// Serve clients that measure. A diagnosis of this server does so over
     /// connections that carry SENDs and WRITEs without calls. Off by default.
     ///
     /// The server serves one such connection at a time, for 60 s at most. A request on it makes

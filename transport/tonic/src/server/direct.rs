@@ -14,7 +14,7 @@ use tower::{Layer, Service};
 use crate::error::{BoxError, Cause, Error};
 use crate::server::builder::Server;
 use crate::server::offer_route::OfferRoute;
-use crate::server::serve::{Never, serve};
+use crate::server::serve::{serve, serve_until};
 
 impl<L> Server<L> {
     /// Serve the service `svc` on `addr` until the process ends or the future is dropped. The
@@ -52,7 +52,7 @@ impl<L> Server<L> {
     {
         let incoming = self.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, None::<Never>).await
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound).await
     }
 
     /// Like [`serve`](Server::serve), but shuts down gracefully when `signal` completes, like
@@ -83,7 +83,7 @@ impl<L> Server<L> {
     {
         let incoming = self.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, Some(signal)).await
+        serve_until(self, |offer| OfferRoute::new(svc, offer), incoming, bound, signal).await
     }
 
     /// Like [`serve`](Server::serve), but on the connections that `incoming` yields. See
@@ -113,7 +113,7 @@ impl<L> Server<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self, |offer| OfferRoute::new(svc, offer), incoming, None, None::<Never>).await
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, None).await
     }
 
     /// Like [`serve_with_incoming`](Server::serve_with_incoming), but shuts down gracefully when
@@ -145,6 +145,6 @@ impl<L> Server<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self, |offer| OfferRoute::new(svc, offer), incoming, None, Some(signal)).await
+        serve_until(self, |offer| OfferRoute::new(svc, offer), incoming, None, signal).await
     }
 }

@@ -35,6 +35,7 @@ pub use builder::Server;
 pub use observer::ServerObserver;
 pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;
+#[cfg(feature = "diagnose")]
 pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};
 #[cfg(unix)]
 #[doc(no_inline)]

@@ -19,7 +19,7 @@ use tower::{Layer, Service};
 use crate::bootstrap::limited::LimitedOffers;
 use crate::error::{BoxError, Cause, Error};
 use crate::server::builder::Server;
-use crate::server::serve::{Never, serve};
+use crate::server::serve::{serve, serve_until};
 
 /// Services by name, to be served over both paths.
 #[derive(Clone, Debug)]
@@ -170,7 +170,7 @@ impl<L> Router<L> {
     {
         let incoming = self.server.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self.server, with_offer(self.routes), incoming, bound, None::<Never>).await
+        serve(self.server, with_offer(self.routes), incoming, bound).await
     }
 
     /// Serve on `addr` until `signal` completes, then shut down gracefully: the server accepts no
@@ -198,7 +198,7 @@ impl<L> Router<L> {
     {
         let incoming = self.server.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self.server, with_offer(self.routes), incoming, bound, Some(signal)).await
+        serve_until(self.server, with_offer(self.routes), incoming, bound, signal).await
     }
 
     /// Serve the connections that `incoming` yields on the TCP side.
@@ -230,7 +230,7 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self.server, with_offer(self.routes), incoming, None, None::<Never>).await
+        serve(self.server, with_offer(self.routes), incoming, None).await
     }
 
     /// Like [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
@@ -260,6 +260,6 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self.server, with_offer(self.routes), incoming, None, Some(signal)).await
+        serve_until(self.server, with_offer(self.routes), incoming, None, signal).await
     }
 }

@@ -1,8 +1,9 @@
 //! Serves both paths, from start to shutdown.
 
 use std::convert::Infallible;
-use std::future::{Future, Pending};
+use std::future::{Future, pending};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,11 +26,13 @@ use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
 use crate::error::{BoxError, Cause, Error};
+use crate::executor::boxed;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
 use crate::server::fast_path::{FastPath, Limits, Logging};
 use crate::server::incoming::Accepting;
+use crate::server::observer::Registry;
 use crate::server::stack::Layered;
 use crate::tcp::body::TcpCalls;
 use crate::telemetry::metrics;
@@ -38,23 +41,106 @@ use crate::telemetry::spans::Calls;
 /// Default maximum number of concurrent TCP connections.
 pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 
-/// The type of an absent shutdown signal.
-pub(super) type Never = Pending<()>;
-
 /// Serves the program's services, to which `with_offer` adds the Offer, on the TCP connections of
-/// `incoming` and on the fast path.
-pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
+/// `incoming` and on the fast path. Returns when `incoming` ends.
+pub(super) async fn serve<L, S, I, IO, IE, ResBody>(
     server: Server<L>,
     with_offer: impl FnOnce(LimitedOffers) -> S,
     incoming: I,
     bound: Option<SocketAddr>,
-    signal: Option<F>,
 ) -> Result<(), Error>
 where
     I: Stream<Item = Result<IO, IE>>,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     IE: Into<BoxError>,
+    L: Layer<S>,
+    L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Future: Send,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let started = start(server, with_offer, bound).await?;
+    let Started { tcp, service, most_tcp, gateways, running } = started;
+    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
+    let incoming = Accepting::new(incoming, pending(), || (), most_tcp, gateways, open);
+    tcp.serve_with_incoming(service, incoming).await?;
+    // The stream has ended, but its connections are still served. Their clients keep the fast path
+    // as long as they are connected, and get it back if they lose it.
+    tokio::spawn(boxed(async move {
+        all_closed.recv().await;
+        drop(running);
+    }));
+    Ok(())
+}
+
+/// Like [`serve`], but shuts down gracefully when `signal` completes or `incoming` ends. These are
+/// two functions, so that a program compiles tonic's server only for the ends that it uses.
+pub(super) async fn serve_until<L, S, I, IO, IE, F, ResBody>(
+    server: Server<L>,
+    with_offer: impl FnOnce(LimitedOffers) -> S,
+    incoming: I,
+    bound: Option<SocketAddr>,
+    signal: F,
+) -> Result<(), Error>
+where
     F: Future<Output = ()>,
+    I: Stream<Item = Result<IO, IE>>,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    IE: Into<BoxError>,
+    L: Layer<S>,
+    L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Future: Send,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let started = start(server, with_offer, bound).await?;
+    let Started { tcp, service, most_tcp, gateways, running } = started;
+    let Running { mut tasks, offering, drain, registry: _registry, mut all_gone } = running;
+    let end = || {
+        offering.send_replace(Offering::Off(Reason::new(
+            ReasonCode::GoAway,
+            "the server is shutting down",
+        )));
+        drain.send_replace(true);
+    };
+    let (open, _) = mpsc::channel::<Infallible>(1);
+    // tonic also shuts down gracefully when the stream of connections ends.
+    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways, open);
+    tcp.serve_with_incoming_shutdown(service, incoming, pending()).await?;
+    // The listeners close with their tasks, so only draining connections are left.
+    tasks.0.shutdown().await;
+    all_gone.recv().await;
+    Ok(())
+}
+
+/// A server whose fast path runs.
+struct Started<S> {
+    tcp: tonic::transport::Server,
+    /// The service of the TCP side.
+    service: Capture<TcpCalls<Calls<S>>>,
+    most_tcp: usize,
+    gateways: Arc<Gateways>,
+    running: Running,
+}
+
+/// The fast path of a server. Dropping this ends it.
+struct Running {
+    tasks: Tasks,
+    offering: watch::Sender<Offering>,
+    drain: watch::Sender<bool>,
+    registry: Arc<Registry>,
+    /// Ends once every connection is gone.
+    all_gone: mpsc::Receiver<Infallible>,
+}
+
+async fn start<L, S, ResBody>(
+    server: Server<L>,
+    with_offer: impl FnOnce(LimitedOffers) -> S,
+    bound: Option<SocketAddr>,
+) -> Result<Started<L::Service>, Error>
+where
     L: Layer<S>,
     L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
     <<L as Layer<S>>::Service as Service<Request<Body>>>::Future: Send,
@@ -109,7 +195,7 @@ where
     let stats = settings.stats.clone();
     let allocators = settings.allocators.clone();
     let (drain, draining) = watch::channel(false);
-    let (alive, mut all_gone) = mpsc::channel::<Infallible>(1);
+    let (alive, all_gone) = mpsc::channel::<Infallible>(1);
     let mut tasks = Tasks(JoinSet::new());
     match off {
         Some(why) => {
@@ -138,40 +224,26 @@ where
 
     let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone(), allocators);
     let service = Capture::new(calls, stock_calls);
-    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
-    let Some(signal) = signal else {
-        let never = std::future::pending();
-        let incoming = Accepting::new(incoming, never, || (), most_tcp, gateways, open);
-        tcp.serve_with_incoming(service, incoming).await?;
-        // The stream has ended, but its connections are still served. Their clients keep the fast
-        // path as long as they are connected, and get it back if they lose it.
-        tokio::spawn(async move {
-            all_closed.recv().await;
-            drop((tasks, offering, drain, registry));
-        });
-        return Ok(());
-    };
-    let end = || {
-        offering.send_replace(Offering::Off(Reason::new(
-            ReasonCode::GoAway,
-            "the server is shutting down",
-        )));
-        drain.send_replace(true);
-    };
-    // tonic also shuts down gracefully when the stream of connections ends.
-    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways, open);
-    tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
-    // The listeners close with their tasks, so only draining connections are left.
-    tasks.0.shutdown().await;
-    all_gone.recv().await;
-    Ok(())
+    let running = Running { tasks, offering, drain, registry, all_gone };
+    Ok(Started { tcp, service, most_tcp, gateways, running })
 }
 
 /// One task for each path. Dropping this aborts them.
 struct Tasks(JoinSet<()>);
 
 impl Tasks {
-    async fn start(
+    /// The future is boxed, so that it is compiled in this crate and not in each program.
+    fn start(
+        &mut self,
+        fast: FastPath,
+        policy: Policy,
+        bound: Option<SocketAddr>,
+        layered: Layered,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send + '_>> {
+        Box::pin(self.start_paths(fast, policy, bound, layered))
+    }
+
+    async fn start_paths(
         &mut self,
         fast: FastPath,
         policy: Policy,
@@ -188,7 +260,7 @@ impl Tasks {
                 false => None,
             };
             wanted &= started.is_none();
-            self.0.spawn(fast.clone().run(*path, bound, started, layered.clone()));
+            self.0.spawn(boxed(fast.clone().run(*path, bound, started, layered.clone())));
         }
         match failed {
             Some(reason) if wanted => Err(Cause::required(reason).into()),

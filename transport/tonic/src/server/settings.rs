@@ -16,6 +16,7 @@ use crate::telemetry::stats::ServerStats;
 /// Default maximum number of fast-path connections.
 pub(crate) const MAX_CONNECTIONS: usize = 4096;
 /// Maximum number of descriptors of a fast-path connection and its TCP connection.
+#[cfg(feature = "diagnose")]
 pub(crate) const DESCRIPTORS: usize = 3;
 
 /// Creates a request's span from its headers.

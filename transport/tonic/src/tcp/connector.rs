@@ -4,18 +4,17 @@
 //! not reveal that address, so its connector records it.
 
 use std::any::Any;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tonic::transport::Channel;
-use tower::Service;
+use tower::util::BoxService;
+use tower::{Service, ServiceExt};
 
+use crate::error::BoxError;
 use crate::path::Path;
 use crate::path::plaintext::Plaintext;
 
@@ -67,42 +66,39 @@ impl LocalAddr {
     }
 }
 
+/// A stream of any type.
+pub(crate) trait AnyIo: hyper::rt::Read + hyper::rt::Write + Unpin + Send {}
+
+impl<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send> AnyIo for T {}
+
+/// A connector of any type. The compiler repeats tonic's channel for each type of connector, and
+/// that channel is most of what a program on tonic compiles.
+pub(crate) type AnyConnector = BoxService<Uri, Box<dyn AnyIo>, BoxError>;
+
 /// Records the local address of each connection that `connector` creates.
-#[derive(Debug, Clone)]
-pub(crate) struct RecordLocalAddr<C> {
-    pub(crate) connector: C,
-    pub(crate) local_addr: LocalAddr,
-}
-
-impl<C> RecordLocalAddr<C> {
-    pub(crate) fn new(connector: C) -> (Self, LocalAddr) {
-        let local_addr = LocalAddr::default();
-        (Self { connector, local_addr: local_addr.clone() }, local_addr)
-    }
-}
-
-impl<C> Service<Uri> for RecordLocalAddr<C>
+pub(crate) fn recording<C>(connector: C) -> (AnyConnector, LocalAddr)
 where
-    C: Service<Uri> + 'static,
+    C: Service<Uri> + Send + 'static,
+    C::Response: AnyIo + 'static,
+    C::Error: Into<BoxError>,
     C::Future: Send,
 {
-    type Response = C::Response;
-    type Error = C::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<C::Response, C::Error>> + Send>>;
+    let local_addr = LocalAddr::default();
+    (record(connector, local_addr.clone()), local_addr)
+}
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.connector.poll_ready(cx)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.connector.call(uri);
-        let local_addr = self.local_addr.clone();
-        Box::pin(async move {
-            let io = connecting.await?;
-            local_addr.set(made(&io));
-            Ok(io)
-        })
-    }
+/// Like [`recording`], in `newest`.
+pub(crate) fn record<C>(connector: C, newest: LocalAddr) -> AnyConnector
+where
+    C: Service<Uri> + Send + 'static,
+    C::Response: AnyIo + 'static,
+    C::Error: Into<BoxError>,
+    C::Future: Send,
+{
+    BoxService::new(connector.map_err(Into::into).map_response(move |io| {
+        newest.set(made(&io));
+        Box::new(io) as Box<dyn AnyIo>
+    }))
 }
 
 /// Describes a stream, if it has one of the types that connectors usually return.

@@ -31,6 +31,7 @@ use crate::codec::Methods;
 use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
 use crate::connection::{Accepted, ConnectionConfig};
 use crate::context::{Context, ListenTarget};
+use crate::executor::boxed;
 use crate::path::Path;
 use crate::path::plaintext;
 use crate::path::policy::FabricKind;
@@ -234,7 +235,7 @@ impl FastPath {
         let Ok(place) = self.limits.waiting.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());
         };
-        tokio::spawn(async move {
+        tokio::spawn(boxed(async move {
             let peer = incoming.peer_addr();
             let (hello, mut extensions) = match this.admit(path, &incoming) {
                 Ok(admitted) => admitted,
@@ -289,7 +290,7 @@ impl FastPath {
                     throttled!(in this.log.refusals, warn, %peer, %reason, "fast path not established");
                 }
             }
-        });
+        }));
     }
 
     fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
