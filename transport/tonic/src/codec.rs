@@ -2,12 +2,12 @@
 //!
 //! [`ProstCodec`] replaces `tonic_prost::ProstCodec`: it has the same messages and the same bytes
 //! on the wire, so it works with any peer. Over this crate's [`Channel`](crate::Channel) and
-//! [`Server`](crate::Server) it sends a `bytes` field from the memory that holds it, and a received
-//! field is a slice of the memory that it landed in. Over any other transport it behaves like the
-//! plain codec.
+//! [`Server`](crate::Server), the codec sends a `bytes` field from the memory that holds the field,
+//! and a received field is a slice of the memory in which it landed. Over any other transport, the
+//! codec behaves like the plain one.
 //!
-//! Stubs that tonic-rdma-build generates use it. With tonic-prost-build, set it in the service's
-//! `build.rs`. No other change is needed:
+//! Stubs that tonic-rdma-build generates use this codec. With tonic-prost-build, set the codec in
+//! the service's `build.rs`. No other change is needed:
 //!
 //! ```no_run
 //! # fn build() -> std::io::Result<()> {
@@ -21,27 +21,28 @@
 //! # What is not copied
 //!
 //! - Sent: fields of type [`Bytes`](bytes::Bytes) of at least [`SEGMENT`] bytes, in messages that
-//!   do not fit a control slot. The CPU does not touch a field that lies in a [`Pool`](crate::Pool)
-//!   of the connection. It copies any other field once, to staging memory. Long `string` and
+//!   do not fit a control slot. A field that lies in a [`Pool`](crate::Pool) of the connection is
+//!   not copied by the CPU. Any other field is copied once, to staging memory. Long `string` and
 //!   `Vec<u8>` fields are copied once more, as by the plain codec.
 //! - Received: the `bytes` fields of type `Bytes` of every message that landed in one piece. The
-//!   peer can still write to them: copy such a field before you check it or parse it in place, or
-//!   set [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
+//!   peer can still write to these fields. So copy such a field before you check it or parse it in
+//!   place, or set [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
 //!   [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery). All other fields are
 //!   decoded from private copies.
 //!
 //! # Limits on the size of messages
 //!
 //! A stub's `max_encoding_message_size` and `max_decoding_message_size` count the whole message, as
-//! usual. tonic checks them against the bytes in its own buffers, which do not include extracted
-//! fields. So when a method's message is longer than any before it, the codec pads it in tonic's
-//! buffers to its true length: tonic decides, and accepts every message up to that length from then
-//! on. The cost of the padding is counted ([`Copied::learning`](crate::Copied::learning)). If
-//! several stubs of one method share a channel, the highest of their limits applies once a message
-//! has used it, because tonic does not tell a codec which stub it serves. A stub that must keep a
-//! lower limit needs its own channel. Apart from these limits, a connection carries any length that
-//! gRPC's header can express: messages of up to 4 GiB - 1. A message that is too long for one piece
-//! of landing memory lands in parts.
+//! usual. tonic compares these limits with the bytes in its own buffers, which do not include
+//! extracted fields. So when a method's message is longer than any before it, the codec pads the
+//! message in tonic's buffers to its true length. If tonic accepts the message, the codec accepts
+//! every later message up to that length. The cost of the padding is counted
+//! ([`Copied::learning`](crate::Copied::learning)). If several stubs of one method share a channel,
+//! the highest of their limits applies once a message has used it, because tonic does not tell a
+//! codec which stub it serves. A stub that must keep a lower limit needs its own channel. Apart
+//! from these limits, a connection carries messages of up to 4 GiB - 1, the longest message that
+//! gRPC's header can express. A message that is too long for one piece of landing memory lands in
+//! parts.
 //!
 //! # Layers
 //!
@@ -52,8 +53,8 @@
 //! another layer parses or rewrites messages, the call fails with INTERNAL and a message that names
 //! the cause. Such a layer never sees wrong data.
 //!
-//! The codec is in a crate of its own, tonic-rdma-codec, so that a replacement for tonic-prost can
-//! use it, on which this crate in turn depends. See "Stubs of dependencies" in the repository's
+//! The codec is in its own crate, tonic-rdma-codec, so that a replacement for tonic-prost, on which
+//! this crate depends, can use the codec. See "Stubs of dependencies" in the repository's
 //! docs/zero-copy.md.
 
 pub(crate) use tonic_rdma_codec::internal::{

@@ -8,12 +8,12 @@ use tonic_rdma_memory::Pool;
 use crate::context::Context;
 use crate::path::Path;
 
-/// The path of a request. On the fast path it is in the request's extensions, next to the connect
-/// info of the TCP connection over which the client received its ticket.
+/// The path of a request. On the fast path, the request's extensions contain this value next to the
+/// connect info of the TCP connection over which the client received its ticket.
 ///
 /// On both paths, [`tonic::Request::remote_addr`], `local_addr` and `peer_certs` refer to that TCP
-/// connection, so code that authorises by address or certificate needs no change. They are `None`
-/// on a fast path whose client is behind a gateway
+/// connection, so code that authorises by address or certificate needs no change. All three are
+/// `None` on a fast path whose client is behind a gateway
 /// ([`Server::offer_through_gateways`](crate::Server::offer_through_gateways)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -22,9 +22,9 @@ pub struct RdmaConnectInfo {
     pub path: Path,
     /// The RDMA device at this end. `None` on TCP and shared memory.
     pub device: Option<Arc<str>>,
-    /// This end's address on that path. `None` if the path has no IP addresses, like shared memory.
+    /// This end's address on the path. `None` if the path has no IP addresses, like shared memory.
     pub local_addr: Option<SocketAddr>,
-    /// The client's address on that path. `None` if the path has no IP addresses, like shared
+    /// The client's address on the path. `None` if the path has no IP addresses, like shared
     /// memory.
     pub remote_addr: Option<SocketAddr>,
     /// The client's process ID on shared memory, as reported by the kernel. `None` on other paths.
@@ -32,9 +32,9 @@ pub struct RdmaConnectInfo {
     pub(crate) pool: ConnectionPool,
 }
 
-/// The pool from which `request` can be answered without a copy: that of the device over which the
-/// request arrived. On TCP it is a pool of ordinary memory of the default size, so a handler needs
-/// no branch.
+/// The pool of the device over which `request` arrived. A response from this pool is sent without a
+/// copy. On TCP, the pool consists of ordinary memory of the default size, so a handler needs no
+/// branch.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -67,7 +67,7 @@ impl PartialEq for ConnectionPool {
 
 impl Eq for ConnectionPool {}
 
-/// The path of `request`. For a request over TCP it is derived from the TCP connect info.
+/// The path of `request`. For a request over TCP, the path is derived from the TCP connect info.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};

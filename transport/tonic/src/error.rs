@@ -1,4 +1,5 @@
-//! The errors of connecting, serving and calling: tonic's type, and our causes in it.
+//! The errors of connecting, serving and calling. They have tonic's type, and contain causes of
+//! this crate.
 
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
@@ -11,9 +12,9 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Why an [`Endpoint`](crate::Endpoint), a [`Server`](crate::Server) or a call failed, for causes
 /// that tonic does not know.
 ///
-/// [`Cause::of`] finds it among the sources of a [`tonic_rdma::Error`](crate::Error), which is
-/// tonic's error, or of a [`tonic::Status`]. [`tonic::Status::from_error`] finds the gRPC status:
-/// UNAVAILABLE for a bad environment and for a required fast path that is not available.
+/// [`Cause::of`] finds the cause among the sources of a [`tonic_rdma::Error`](crate::Error), which
+/// is tonic's error, or of a [`tonic::Status`]. [`tonic::Status::from_error`] finds the gRPC
+/// status: UNAVAILABLE for a bad environment and for a required fast path that is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
@@ -26,15 +27,15 @@ pub enum Cause {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// TLS was configured, but the program has no cryptography for it: its features choose no
-    /// provider, and it has installed none.
+    /// TLS was configured, but the program has no cryptography for TLS: its features choose no
+    /// provider, and the program has not installed a provider.
     #[error("TLS needs a cryptography provider, and this program has none")]
     NoCryptography,
-    /// An environment variable of this process has a bad value. It must be corrected where the
-    /// process is started. A call fails with UNAVAILABLE.
+    /// An environment variable of this process has a bad value. Correct the value where the process
+    /// is started. A call fails with UNAVAILABLE.
     #[error(transparent)]
     Environment(BadEnvironment),
-    /// The fast path is required and not available. It is required by
+    /// The fast path is required and not available. The requirement comes from
     /// [`require_fast_path`](crate::Endpoint::require_fast_path),
     /// [`require_rdma`](crate::Endpoint::require_rdma) or `TONIC_RDMA=require`. The [`Reason`]
     /// tells which side is the cause.
@@ -131,8 +132,8 @@ impl Reason {
 /// Converts any error to the type that tonic's channel and server use. An error of that type stays
 /// as it is.
 pub(crate) fn in_tonics_type(e: BoxError) -> Error {
-    /// Fails its conversion to an endpoint, because tonic makes its error from another one only
-    /// there.
+    /// An error whose conversion to an endpoint fails, because tonic wraps another error only in
+    /// that conversion.
     struct Failed(BoxError);
 
     impl TryFrom<Failed> for tonic::transport::Endpoint {

@@ -16,7 +16,7 @@ pub(crate) fn boxed(task: impl Future<Output = ()> + Send + 'static) -> Task {
     Box::pin(task)
 }
 
-/// A shared executor. Without one from the user, it is tokio's current runtime.
+/// A shared executor. If the user has set no executor, tasks run on tokio's current runtime.
 #[derive(Clone, Default)]
 pub(crate) struct SharedExec(Option<Arc<dyn Executor<Task> + Send + Sync>>);
 

@@ -1,5 +1,5 @@
-//! The time limit of a call until its response headers. It is the shorter of the `grpc-timeout`
-//! header and the configured limit, with the error of tonic's transport.
+//! The time limit of a call until its response headers: the shorter of the `grpc-timeout` header
+//! and the configured limit. The error is that of tonic's transport.
 
 use std::future::Future;
 use std::pin::Pin;

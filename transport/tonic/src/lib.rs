@@ -1,6 +1,7 @@
 //! A transport for tonic that carries gRPC calls over RDMA, and over TCP where RDMA is unavailable.
 //!
-//! A program for tonic changes its imports and keeps its code. This one is both server and client:
+//! A program for tonic changes its imports and keeps its code. This program is both server and
+//! client:
 //!
 //! ```no_run
 //! use tonic::{Request, Response, Status};
@@ -52,11 +53,11 @@
 //!
 //! # How a channel finds its path
 //!
-//! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
-//! (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket, which is valid for one
-//! connection. The RDMA port admits only clients that present a ticket. So a client that TLS, an
-//! interceptor or a layer refuses on the TCP port is not admitted there either. The client itself
-//! must be the other end of the TCP connection: calls [through a
+//! The TCP connection comes first and stays open. Over the TCP connection, the channel asks the
+//! server for its fast path (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket,
+//! which is valid for one connection. The RDMA port admits only clients that present a ticket. So a
+//! client that TLS, an interceptor or a layer refuses on the TCP port is not admitted to the RDMA
+//! port either. The client itself must be the other end of the TCP connection: calls [through a
 //! gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so stock clients
 //! and servers work with either end.
 //!
@@ -68,8 +69,8 @@
 //!
 //! [up to one second]: Endpoint::fast_path_timeout
 //!
-//! When a connection is lost, a call in flight ends with UNAVAILABLE. A call of which nothing was
-//! transmitted moves to TCP, and its caller notices nothing.
+//! When a connection is lost, a call in flight ends with UNAVAILABLE. If nothing of a call was
+//! transmitted, the call moves to TCP without an error.
 //!
 //! # Why TCP
 //!
@@ -87,9 +88,9 @@
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`Endpoint::type_of_service`] |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |
 //!
-//! All are read whenever an endpoint connects and when a server starts. A bad value is an error
-//! that names the variable, its value and the allowed values. An empty value counts as not set.
-//! [`check_environment`] checks them in advance.
+//! All variables are read whenever an endpoint connects and when a server starts. A bad value is an
+//! error that names the variable, its value and the allowed values. An empty value counts as not
+//! set. [`check_environment`] checks the variables in advance.
 //!
 //! # Modules
 //!

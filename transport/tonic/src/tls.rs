@@ -1,5 +1,5 @@
-//! Chooses the cryptography of TLS. rustls has several providers. It panics if a program's features
-//! choose none or two of them and the program has installed none.
+//! Chooses the cryptography of TLS. rustls has several providers. rustls panics if a program's
+//! features choose no provider or two, and the program has not installed a provider.
 //!
 //! | features | a client's configuration | a server's |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | both | tonic takes ring | ring, set here |
 //! | neither | another crate's choice, or else an error from here | the same |
 //!
-//! In each case, a provider that the program has installed comes first.
+//! In each case, a provider that the program has installed takes precedence.
 
 use tokio_rustls::rustls::crypto::CryptoProvider;
 

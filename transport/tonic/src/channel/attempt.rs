@@ -25,8 +25,8 @@ use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
 /// Time without an answer after which a second request is sent. A server answers within some
-/// milliseconds. A server that is too busy to answer within this time also answers the second Offer
-/// late.
+/// milliseconds. A server that is too busy to answer the first request within this time answers the
+/// second one late as well.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The inputs of an attempt at the fast path.
@@ -53,9 +53,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Makes one attempt, which takes at most `limit`. If the obstacle is temporary, tries again
-    /// until `patience`, because `connect` waits until then in any case. If a repeated try has not
-    /// ended by then, the result is the reason of the try before it.
+    /// Makes one attempt, which takes at most `limit`. If the obstacle is temporary, the attempt
+    /// tries again until `patience`, because `connect` waits until `patience` in any case. If a
+    /// repeated try has not ended by `patience`, the result is the reason of the try before it.
     ///
     /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
     pub(crate) async fn attempt(&self, limit: Duration, patience: Instant) -> Result<Fast, Reason> {
@@ -67,8 +67,7 @@ impl Plan {
             let tried = Instant::now();
             let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
             let pause = backoff::again(&mut jitter);
-            // Wait only if the next try can end within `patience`. Otherwise the caller needs this
-            // reason now.
+            // Wait only if the next try can end within `patience`. Otherwise return the reason now.
             let then = Instant::now() + pause + 2 * tried.elapsed();
             match attempted {
                 Ok(Err(reason)) if reason.passes() && then < patience => {
@@ -105,8 +104,8 @@ impl Plan {
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is valid for one connection. If one fabric has refused it, the next needs
-        // another.
+        // A ticket is valid for one connection. If one fabric has refused the ticket, the next
+        // fabric needs another one.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -120,8 +119,8 @@ impl Plan {
             let mut ticket = Some(offered.ticket.0);
             for rail in rails {
                 let (path, addr) = (rail.path, &rail.addr);
-                // Divides the time, so that an address that does not answer leaves time for the
-                // next ones.
+                // Divide the time, so that an address that does not answer leaves time for the next
+                // addresses.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
                 left = left.saturating_sub(1);
                 if spent.is_some_and(|spent| spent != path) {
@@ -151,17 +150,17 @@ impl Plan {
                         if was_silent || may_have_accepted(reason.code()) {
                             ticket = None;
                         }
-                        // The ticket is spent once the server has seen it. A client that was
-                        // refused as another user has not presented the ticket.
+                        // The server spends a ticket when it sees the ticket. A client that was
+                        // refused as another user has not presented its ticket.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
-                        // Shared memory answers only on the server's own host.
+                        // Shared memory connects only on the server's own host.
                         if seen || refused || path != Path::Shm {
                             reached.push(path);
                         }
                         tell(&mut reasons, path, reason);
-                        // An unknown host, which may have this address in another network, refuses
-                        // because it does not know the ticket. So the next address is tried.
+                        // Try the next address, because another host may have this address in
+                        // another network. Such a host refuses because it does not know the ticket.
                         if seen {
                             spent = Some(path);
                         }
@@ -182,9 +181,9 @@ impl Plan {
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }
 
-    /// Connects over one rail. If no answer comes within [`SILENCE`], another request with its own
-    /// ticket is sent in parallel with the first. This second request is replaced after the same
-    /// time again, then after twice that time, and so on, because the connection manager repeats a
+    /// Connects over one rail. If no answer comes within [`SILENCE`], a second request with its own
+    /// ticket is sent in parallel with the first. A new request replaces the second one after
+    /// [`SILENCE`], then after twice that time, and so on, because the connection manager repeats a
     /// lost request only after four seconds. The first answer counts, however long the proof of the
     /// path then takes.
     async fn connect(
@@ -199,7 +198,7 @@ impl Plan {
         let (fabric, pool) =
             self.context.toward(rail.path, addr, rail.source, device, limit).await?;
         pool.may_land().map_err(|error| from_error::pool(&error))?;
-        // Memory that is lent to this server is lent to no other process.
+        // Lend this server memory that no other process borrows.
         let pool = pool.for_peer();
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
@@ -218,7 +217,7 @@ impl Plan {
                     fabric.connect_telling(addr, link, &pool, &hello, left, answered).await;
                 connected.map_err(from_error::connect)
             };
-            // Whether the first request was answered, and whether any later one was.
+            // Whether the first request was answered, and whether any later request was answered.
             let answered = [AtomicBool::new(false), AtomicBool::new(false)];
             // Keep this future on the heap, because few attempts need it.
             let again = || {
@@ -228,8 +227,8 @@ impl Plan {
                     loop {
                         let offered =
                             offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
-                        // Make the refusal of an Offer a reason of this side, because it says
-                        // nothing about the request that is under way.
+                        // Turn the refusal of an Offer into a reason of this side, because the
+                        // refusal says nothing about the request under way.
                         let offered = offered
                             .map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
                         tracing::debug!(%addr, "no answer yet: a second request is sent");
@@ -270,9 +269,9 @@ impl Plan {
 }
 
 /// Returns the first answer to a request, or to further requests that are made after [`SILENCE`].
-/// The first request sets `answered[0]`, and all later ones set `answered[1]`. If a request fails
-/// on this host before it is answered, that is no answer, and the other request continues. Without
-/// any answer, returns the first request's error.
+/// The first request sets `answered[0]`, and all later ones set `answered[1]`. A request that fails
+/// on this host before the server answers does not count as answered, and the other request
+/// continues. If no request is answered, the result is the first request's error.
 async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,
     answered: &[AtomicBool; 2],
@@ -300,7 +299,8 @@ async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     }
 }
 
-/// Waits for the end of a request. Returns `None` if it has not been answered within `silence`.
+/// Waits for the end of a request. Returns `None` if the request has not been answered within
+/// `silence`.
 async fn unless_silent<T>(
     mut request: Pin<&mut impl Future<Output = T>>,
     silence: Duration,
@@ -313,8 +313,8 @@ async fn unless_silent<T>(
     }
 }
 
-/// Whether another rail may work after one has failed with this reason. A single lost request says
-/// nothing about its rail.
+/// Whether another rail may work after a rail has failed with this reason. A single lost request
+/// says nothing about its rail.
 fn is_of_the_rail(code: ReasonCode, was_silent: bool) -> bool {
     if code == ReasonCode::HandshakeTimeout {
         return was_silent;

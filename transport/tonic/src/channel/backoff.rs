@@ -10,9 +10,9 @@
 //!
 //! Pauses double. An established fast path resets the first three rows, so a server that fails
 //! often but returns each time does not get the long pauses of an absent one. The last two rows are
-//! reset in two cases: the server cannot be reached, so it was the server that ended, or the fast
-//! path has held for [`STABLE`]. Without the second rule, a path that connects but loses long
-//! packets would fail one call after each short pause.
+//! reset in two cases: the server cannot be reached, which means that the server has ended, or the
+//! fast path has held for [`STABLE`]. If every established fast path reset the last two rows, a
+//! path that connects but loses long packets would fail one call after each short pause.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const QUICK: u32 = 7;
 /// A fast path that has held for this long resets the pauses.
 pub(crate) const STABLE: Duration = Duration::from_secs(10);
 
-/// Random numbers for pauses (SplitMix64), which need not be secret.
+/// Generates random numbers for pauses (SplitMix64). The numbers need not be secret.
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 
@@ -39,7 +39,7 @@ impl Jitter {
         Jitter(seed)
     }
 
-    /// A number from `low` up to, but not including, one.
+    /// Returns a number from `low` up to, but not including, 1.
     fn from(&mut self, low: f64) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -88,7 +88,7 @@ impl Backoff {
     /// The pause after an attempt that ended with `code`.
     pub(crate) fn failed(&mut self, code: ReasonCode, jitter: &mut Jitter) -> Duration {
         if code == ReasonCode::PeerUnreachable {
-            // Reset the count of losses: the server ended, so the path is not to blame.
+            // Reset the count of losses, because the server has ended and the path did not fail.
             self.lost = 0;
         }
         let soon = code.is_transient() || self.quick > 0;
@@ -104,7 +104,7 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut J
 }
 
 /// A random pause of 10 to 50 ms before the next try, after the server was too busy. The pause
-/// keeps the clients that were turned away from returning all at once.
+/// prevents all refused clients from returning at once.
 pub(crate) fn again(jitter: &mut Jitter) -> Duration {
     Duration::from_millis(50).mul_f64(jitter.from(0.2))
 }

@@ -24,7 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
 
-/// Capacity of the balancer's queue of calls, and of its queue of changes, which is tonic's
+/// Capacity of the balancer's queue of calls and of its queue of changes, the same as tonic's
 /// default.
 const BUFFER_SIZE: usize = 1024;
 

@@ -1,4 +1,4 @@
-//! The queue in front of a balancer, as a service, and the paths of its endpoints.
+//! The service that queues calls in front of a balancer, and the paths of the balancer's endpoints.
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
@@ -100,7 +100,7 @@ impl Balanced {
 /// Waits for the next state of an endpoint.
 async fn next(state: &mut watch::Receiver<State>) {
     if state.changed().await.is_err() {
-        // Wait for ever: the endpoint is gone, and its member reports that.
+        // Wait for ever, because the endpoint is gone and `Members` notifies that.
         pending().await
     }
 }
@@ -168,7 +168,8 @@ impl Members {
         self.list().iter().flat_map(of).collect()
     }
 
-    /// TCP if a call to any endpoint would take it, otherwise the first endpoint's path.
+    /// Returns TCP if a call to any endpoint would take TCP, and otherwise the first endpoint's
+    /// path.
     pub(super) fn info(&self) -> PathInfo {
         let mut first = None;
         for member in self.list().iter() {

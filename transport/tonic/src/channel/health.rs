@@ -1,4 +1,4 @@
-//! Leaves an endpoint of a balanced channel out of use while it cannot be connected to.
+//! Keeps calls away from an endpoint of a balanced channel that cannot be connected to.
 //!
 //! A balancer prefers the endpoint with fewer calls in flight. An endpoint that fails each call at
 //! once has no calls in flight, so it would attract all calls. Therefore an endpoint **rests**
@@ -30,7 +30,7 @@ use crate::channel::balanced::Membership;
 use crate::channel::{Channel, ResponseFuture};
 use crate::path::reason::Reason;
 
-/// The first pause of an endpoint. It doubles [`DOUBLINGS`] times, to 1.28 s.
+/// The first pause of an endpoint. The pause doubles [`DOUBLINGS`] times, to 1.28 s.
 const PAUSE: Duration = Duration::from_millis(10);
 const DOUBLINGS: u32 = 7;
 
@@ -60,7 +60,7 @@ impl Group {
     }
 }
 
-/// The health of an endpoint, as its calls show it.
+/// The health of an endpoint, derived from the results of its calls.
 #[derive(Debug)]
 struct Health {
     group: Arc<Group>,
@@ -194,7 +194,8 @@ impl Future for WatchedCall {
     }
 }
 
-/// Whether the call has no connection, or none of the kind that it requires.
+/// Whether the call failed because it has no connection, or because the fast path that it requires
+/// is not available.
 fn is_unreachable(error: &tonic::transport::Error) -> bool {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {

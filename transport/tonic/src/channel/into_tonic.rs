@@ -3,8 +3,8 @@
 //! The only way into tonic's channel is the connector of its HTTP/2 connection. So the connector
 //! returns a pipe within the process, with an HTTP/2 server at the other end that passes each call
 //! to our channel. Both ends are ours, so the limits that protect HTTP/2 servers from strangers do
-//! not apply. The windows are as large as memory allows: a stream that nobody reads holds
-//! [`STREAM_WINDOW`] and takes nothing from other streams.
+//! not apply. A stream that nobody reads holds at most [`STREAM_WINDOW`] bytes, and does not reduce
+//! the window of other streams.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -36,21 +36,21 @@ use crate::tcp::connector::recording;
 const STREAM_WINDOW: u32 = 1 << 20;
 /// No limit for all streams together, so that unread streams do not stop other streams.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// Bytes in the pipe, in each direction: few enough to stay in a processor's cache.
+/// Capacity of the pipe in bytes, in each direction. The bytes fit a processor's cache.
 const PIPE: usize = 128 << 10;
-/// Length of a frame in bytes. Each is received whole, into its own buffer.
+/// Length of a frame in bytes. Each frame is received whole, into its own buffer.
 const FRAME: u32 = 64 << 10;
 /// Length of a call's metadata in bytes, as HTTP/2 counts it. Our channel and the server have their
 /// own limits.
 const METADATA: u32 = 16 << 20;
 
 impl Channel {
-    /// Converts this channel to tonic's type, for libraries that take no other:
+    /// Converts this channel to tonic's type, for libraries that accept only tonic's type:
     /// `SpanExporter::builder().with_tonic().with_channel(channel.into_tonic())`. The result can be
     /// cloned, and keeps this channel alive.
     ///
-    /// Give code that takes any [`tower::Service`] the channel itself. tonic's type requires an
-    /// HTTP/2 connection, so each call passes one within the process:
+    /// Code that takes any [`tower::Service`] should get the channel itself. tonic's type requires
+    /// an HTTP/2 connection, so each call passes an HTTP/2 connection within the process:
     ///
     /// - Payload is copied into the pipe and out of it, in each direction. Stubs with
     ///   [`ProstCodec`](crate::codec::ProstCodec) work but save no copies, because the client's
@@ -61,10 +61,11 @@ impl Channel {
     ///   [`source`](std::error::Error::source) is lost, and so are extensions of requests, such as
     ///   [`LandIn`](crate::LandIn).
     /// - The [`Endpoint`](crate::Endpoint)'s limits and timeout apply.
-    /// - Calls take the channel's current path. While that is TCP, they pass two HTTP/2
-    ///   connections. If the path is TCP for good, by [`Policy::Off`](crate::Policy::Off) or
-    ///   `TONIC_RDMA=off`, and the endpoint has no limits, this returns the TCP connection's own
-    ///   channel. Nothing is then in between, and [`stats`](Self::stats) does not count the calls.
+    /// - Calls take the channel's current path. While that path is TCP, calls pass two HTTP/2
+    ///   connections. If the path is permanently TCP, by [`Policy::Off`](crate::Policy::Off) or
+    ///   `TONIC_RDMA=off`, and the endpoint has no limits, the result is the TCP connection's own
+    ///   channel. Calls then pass only one HTTP/2 connection, and [`stats`](Self::stats) does not
+    ///   count them.
     ///
     /// # Panics
     ///
@@ -192,7 +193,7 @@ impl http_body::Body for EndsWithStatus {
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // The code comes first, so it is sent even if the text or metadata cannot be.
+    // The code comes first, so the code is sent even if the text or the metadata cannot be sent.
     let _ = status.add_header(&mut trailers);
     trailers
 }

@@ -21,7 +21,7 @@ use crate::path::Path;
 use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
 
-/// Time limit of an attempt, which may continue after `connect` has returned.
+/// Time limit of an attempt. An attempt may continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Pairs of origin and path for which this process has logged a line at INFO. Without this set, a
@@ -107,8 +107,8 @@ async fn maintain(
         changes.seen();
         shared.counters.attempts.add(1);
         let attempted = attempt(shared, plan, fast_path_timeout, log).await;
-        // A connection can come up although its port is down, because some devices connect without
-        // a carrier, at least to themselves. So the port is checked here.
+        // Check the port, because a connection can come up although its port is down. Some devices
+        // connect without a carrier, at least to themselves.
         let attempted = attempted.and_then(|fast| match changes.obstacle(fast.client.peer()) {
             Some(reason) if !shared.required => {
                 plan.rails.left(plan.connection, Left::Blocked, plan.context.rails());
@@ -174,7 +174,7 @@ async fn maintain(
 
 /// Waits until a connection takes no more calls or cannot reach its peer for now, and returns the
 /// reason. Calls in flight continue, because the obstacle may pass before the connection is lost.
-/// New calls continue as well if no other path could carry them.
+/// New calls also continue to use the connection if no other path could carry them.
 async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut Changes) -> Reason {
     let closed = client.closed();
     let mut closed = std::pin::pin!(closed);
@@ -228,8 +228,8 @@ struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// Whether this is not the channel's first connection. Such a connection does not decide the
-    /// path, so it logs only at DEBUG.
+    /// Whether the connection is not the channel's first one. Only the first connection decides the
+    /// path, so other connections log only at DEBUG.
     further: bool,
     throttle: LogThrottle,
 }
@@ -265,7 +265,7 @@ impl Log {
         );
     }
 
-    /// Whether this is the process's first report that calls to the origin take this path.
+    /// Whether the process has not yet reported that calls to the origin take this path.
     fn is_first(&self, path: &'static str) -> bool {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() >= MAX_TOLD {
@@ -274,7 +274,7 @@ impl Log {
         told.insert((self.origin.clone(), path))
     }
 
-    /// Reports that the path is lost and another rail has taken its place.
+    /// Reports that the connection is lost and another rail has replaced it.
     fn continued(&self, reason: &Reason) {
         throttled!(in self.throttle, info, origin = %self.origin, %reason, "another rail takes over");
     }

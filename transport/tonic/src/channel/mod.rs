@@ -82,8 +82,8 @@ const INHERITED: Forked = Forked("the channel");
 /// # In tower stacks
 ///
 /// `Channel` works under tower's timeout, retry, balance, load-shed and buffer. As with any
-/// [`tower::Service`], the clone that was polled ready is the one to call: a clone of it is not
-/// ready. Right:
+/// [`tower::Service`], call the same clone that was polled ready, because a clone of a ready
+/// channel is not ready. Right:
 ///
 /// ```
 /// use http::{Request, Response};
@@ -102,8 +102,8 @@ const INHERITED: Forked = Forked("the channel");
 /// }
 /// ```
 ///
-/// Wrong: `channel` keeps the readiness, and with it the place in a limit's queue. The clone panics
-/// if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
+/// Wrong: `channel` keeps the readiness and the place in a limit's queue. The clone panics if a
+/// [`concurrency_limit`](Endpoint::concurrency_limit) is set:
 ///
 /// ```no_run
 /// # use http::{Request, Response};
@@ -123,12 +123,12 @@ const INHERITED: Forked = Forked("the channel");
 /// `status.source()` downcasts to it. [`Reason::of`] finds the reason if a required fast path is
 /// not available.
 ///
-/// In a child of fork(2), calls of a channel that was made before the fork fail with UNAVAILABLE
-/// and a text that says so. A channel that the child makes works.
+/// In a child of fork(2), calls of a channel that was made before the fork fail with UNAVAILABLE,
+/// and the text names the fork as the cause. A channel that the child makes works.
 ///
 /// A retry layer sees the calls that failed with UNAVAILABLE because the fast path was lost during
-/// the call. It does not see calls of which nothing was transmitted, because the channel sends
-/// these over TCP.
+/// the call. If nothing of a call was transmitted, the channel sends the call over TCP, and a retry
+/// layer sees no failure.
 #[derive(Clone)]
 pub struct Channel(Owned<Kind>);
 
@@ -148,7 +148,7 @@ struct One {
     seen: Arc<PathInfo>,
     context: crate::Context,
     executor: SharedExec,
-    /// Whether calls go over TCP for good, without this crate's limits.
+    /// Whether calls always go over TCP, without this crate's limits.
     is_plain: bool,
     _handle: Arc<Handle>,
 }
@@ -172,7 +172,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// The bytes are not a valid URI. This is the error type of tonic's method of the same name,
+    /// The bytes are not a valid URI. The error type is that of tonic's method of the same name,
     /// whereas [`Endpoint::from_shared`] returns [`Error`].
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, InvalidUri> {
         Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
@@ -220,7 +220,7 @@ impl Channel {
         Self::establish(endpoint.over(channel, local_addr), &endpoint, env).await
     }
 
-    /// A channel over a connected TCP channel. Returns when the path is decided.
+    /// Makes a channel over a connected TCP channel. Returns when the path is decided.
     pub(crate) async fn establish(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -228,8 +228,8 @@ impl Channel {
     ) -> Result<Self, Error> {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.start.begin();
-        // The manager reports when the limit is over. The extra second is for a host that is too
-        // busy to run the manager in time.
+        // The manager reports at the end of the time limit. The extra second is for a host that is
+        // too busy to run the manager in time.
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
@@ -237,8 +237,8 @@ impl Channel {
         }
     }
 
-    /// A channel that connects at its first call. The channel makes its fast path once it is likely
-    /// to be used again: see [`start`].
+    /// Makes a channel that connects at its first call. The channel begins its fast path once
+    /// further calls are likely: see [`start`].
     pub(crate) fn lazy(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -249,8 +249,8 @@ impl Channel {
 
     /// The path that a call would take now, and the reason.
     ///
-    /// For a [balanced](Channel::balance_list) channel, this is TCP and its reason if a call to any
-    /// endpoint would take TCP, and otherwise the first endpoint's path.
+    /// For a [balanced](Channel::balance_list) channel, the result is TCP and its reason if a call
+    /// to any endpoint would take TCP. Otherwise the result is the first endpoint's path.
     pub fn path(&self) -> PathInfo {
         if !self.0.is_own() {
             return PathInfo::tcp(Reason::new(ReasonCode::Forked, INHERITED.to_string()));
@@ -261,8 +261,9 @@ impl Channel {
         }
     }
 
-    /// Waits until the path differs from the one that this clone last returned here, and returns
-    /// the new one. The first call compares with the path at the time when `connect` returned.
+    /// Waits until the path differs from the path that this method last returned on this clone, and
+    /// returns the new path. The first call compares with the path at the time when `connect`
+    /// returned.
     ///
     /// # Cancel safety
     ///
@@ -274,14 +275,14 @@ impl Channel {
         }
     }
 
-    /// The pool whose buffers are sent without a copy: that of the current fast path. For a
-    /// [balanced](Channel::balance_list) channel, it is the pool of the first endpoint that has a
-    /// fast path. While calls go over TCP, it is a pool of ordinary memory of the same size, so
-    /// code that fills buffers needs no branch. A buffer can be sent over any path. If it lies in
-    /// another device's pool, the first message is copied, and later ones are copied unless the
-    /// memlock limit leaves room to register the memory with both devices.
+    /// The pool of the current fast path, whose buffers are sent without a copy. For a
+    /// [balanced](Channel::balance_list) channel, the pool is that of the first endpoint that has a
+    /// fast path. While calls go over TCP, the pool consists of ordinary memory of the same size,
+    /// so code that fills buffers needs no branch. A buffer can be sent over any path. If the
+    /// buffer lies in another device's pool, the first message is copied, and later messages are
+    /// copied unless the memlock limit leaves room to register the memory with both devices.
     ///
-    /// Call it for each buffer, since the path may change. The call is cheap.
+    /// Call this method for each buffer, because the path may change. The call is cheap.
     pub fn pool(&self) -> Pool {
         match &*self.0 {
             Kind::One(one) => match &*one.state.borrow() {
@@ -294,7 +295,7 @@ impl Channel {
 
     /// The context whose devices and pools the channel uses, for example to
     /// [register](crate::Context::register) memory with them. For a
-    /// [balanced](Channel::balance_list) channel, it is the first endpoint's.
+    /// [balanced](Channel::balance_list) channel, the context is that of the first endpoint.
     pub fn context(&self) -> crate::Context {
         match &*self.0 {
             Kind::One(one) => one.context.clone(),
@@ -417,7 +418,7 @@ impl One {
                 return info;
             }
             if self.state.changed().await.is_err() {
-                // Does not happen while `shared` is held.
+                // The sender is not dropped while `shared` is held.
                 return std::future::pending().await;
             }
         }
@@ -431,7 +432,7 @@ impl Service<Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
         if !self.0.is_own() {
-            // `call` reports it, with a status.
+            // `call` reports the fork with a status.
             return Poll::Ready(Ok(()));
         }
         match &mut *self.0 {
@@ -466,7 +467,7 @@ pin_project! {
     enum Inner {
         One { #[pin] inner: <Stack as Service<Request<Body>>>::Future },
         Balanced { #[pin] inner: <Balanced as Service<Request<Body>>>::Future },
-        // The channel was made in a parent process.
+        // The channel was made in a parent process of fork(2).
         Inherited,
     }
 }

@@ -15,20 +15,20 @@ use crate::telemetry::stats::{Counters, TransportStats};
 impl Channel {
     /// The established fast-path connections, one for each rail in use. The connection that decides
     /// [`path`](Channel::path) comes first. A [balanced](Channel::balance_list) channel returns the
-    /// connections of all its endpoints. Empty while all calls go over TCP, whose connection is
-    /// tonic's.
+    /// connections of all its endpoints. The list is empty while all calls go over TCP, because
+    /// tonic owns the TCP connection.
     ///
     /// A connection that only waits for its last calls to end is not listed.
     ///
     /// # Blocking
     ///
-    /// Locks each connection while it reads its numbers, one at a time. Calls hold the same lock
-    /// while they post their messages.
+    /// Locks one connection at a time to read its numbers. Calls hold the same lock while they post
+    /// their messages.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         self.observer().connections().unwrap_or_default()
     }
 
-    /// Shows this channel without keeping it open.
+    /// Returns an observer, which shows this channel without keeping the channel open.
     pub fn observer(&self) -> ChannelObserver {
         if !self.0.is_own() {
             return ChannelObserver(Owned::new(Observed::Inherited));
@@ -68,7 +68,7 @@ enum Observed {
 }
 
 impl ChannelObserver {
-    /// The path that a call would take now, as [`Channel::path`] has it.
+    /// The path that a call would take now, as [`Channel::path`] returns it.
     pub fn path(&self) -> Option<PathInfo> {
         match self.observed() {
             Observed::One { shared, .. } => Some(shared.upgrade()?.state.borrow().info()),
@@ -77,7 +77,7 @@ impl ChannelObserver {
         }
     }
 
-    /// The counters, as [`Channel::stats`] has them.
+    /// The counters, as [`Channel::stats`] returns them.
     pub fn stats(&self) -> Option<TransportStats> {
         match self.observed() {
             Observed::One { shared, .. } => Some(shared.upgrade()?.counters.snapshot()),
@@ -88,7 +88,7 @@ impl ChannelObserver {
         }
     }
 
-    /// The established connections, as [`Channel::connections`] has them.
+    /// The established connections, as [`Channel::connections`] returns them.
     pub fn connections(&self) -> Option<Vec<ConnectionInfo>> {
         let established = match self.observed() {
             Observed::One { shared, rails } => rails.upgrade()?.established(&*shared.upgrade()?),

@@ -31,7 +31,7 @@ use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// Default capacity of the queue in calls, as in tonic.
+/// Default capacity of a channel's queue in calls, as in tonic.
 const BUFFER_SIZE: usize = 1024;
 
 type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
@@ -57,17 +57,18 @@ pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
         .service(rated)
 }
 
-/// Sends each call over the fast path if that is up, and otherwise over TCP.
+/// Sends each call over the fast path if the fast path is up, and otherwise over TCP.
 ///
-/// `poll_ready` decides. For TCP it reserves a place in the TCP connection's queue and holds it
-/// until `call`. A call that was meant for the fast path but could not be sent there goes over TCP.
+/// `poll_ready` selects the path. For TCP, `poll_ready` reserves a place in the TCP connection's
+/// queue, and `call` uses the place. A call that was meant for the fast path but could not be sent
+/// there goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
     rails: Arc<Rails>,
     /// This clone's handle to the queue of the TCP connection.
     tcp: tonic::transport::Channel,
-    /// Whether `tcp` holds a place in that queue.
+    /// Whether `tcp` holds a place in the queue of the TCP connection.
     placed: bool,
 }
 
@@ -172,7 +173,7 @@ async fn queued(
     over_tcp(&mut tcp, client, req, timer).await
 }
 
-/// Maximum number of other fast paths that a call tries.
+/// Maximum number of times that a call moves to another fast path.
 const MAX_MOVES: usize = 8;
 
 fn over_fast(
@@ -220,7 +221,7 @@ impl Future for OverFast {
     }
 }
 
-/// Moves a call that was counted as fast and not sent to another path: to another rail if one is
+/// Moves a call that was counted as fast, but not sent, to another path: to another rail if one is
 /// up, or else to TCP unless the fast path is required.
 async fn elsewhere(
     shared: Arc<Shared>,

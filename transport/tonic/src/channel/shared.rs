@@ -65,9 +65,9 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     /// Whether calls must take the fast path, and otherwise fail.
     pub(crate) required: bool,
-    /// How long `connect` waits for the fast path, and a call that requires it.
+    /// How long `connect`, or a call that requires the fast path, waits for it.
     pub(crate) fast_path_timeout: Duration,
-    /// An environment variable with a bad value, which makes every call fail.
+    /// An environment variable with a bad value. If one is present, every call fails.
     pub(crate) bad_env: Option<EnvError>,
     /// Scheme, authority and user agent of calls on the fast path. tonic sets them on TCP.
     pub(crate) origin: Arc<Origin>,
@@ -106,8 +106,8 @@ impl Shared {
         }
     }
 
-    /// Returns the state of another connection. Such a connection never requires the fast path:
-    /// until it is up, calls take the first connection.
+    /// Returns the state of another connection. The other connection never requires the fast path,
+    /// because calls take the first connection until the other one is up.
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
@@ -127,8 +127,8 @@ impl Shared {
         matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())
     }
 
-    /// Takes the fast path of another connection that is up, for use as the first connection.
-    /// Notifies that connection's manager.
+    /// Takes the established fast path from this connection, so that it becomes the first
+    /// connection. Notifies this connection's manager.
     pub(crate) fn hand_over(&self) -> Option<Fast> {
         let mut taken = None;
         self.state.send_if_modified(|state| {
@@ -150,12 +150,12 @@ impl Shared {
         Reason::new(ReasonCode::Pending, "it has become the channel's first connection")
     }
 
-    /// Why this connection was handed over. `None` if it was not.
+    /// Why this connection was handed over. `None` if this connection was not handed over.
     pub(crate) fn is_handed_over(&self) -> Option<Reason> {
         (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
     }
 
-    /// Notes a call. A call that requires the fast path waits for it.
+    /// Records a call. If calls require the fast path, the channel begins to make it at once.
     pub(crate) fn called(&self) {
         if self.required { self.start.begin() } else { self.start.call() }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// Time after its first call from which a lazy channel counts as long-lived. A program that
-/// connects for each call has usually closed its channel by then. The time was chosen, not
+/// A lazy channel that still exists this long after its first call counts as long-lived. A program
+/// that connects for each call has usually closed its channel by then. The time was chosen, not
 /// measured.
 const LIVES_ON: Duration = Duration::from_millis(20);
 
@@ -40,7 +40,7 @@ impl Start {
         }
     }
 
-    /// Notes a call. The second one begins the fast path.
+    /// Records a call. The second call begins the fast path.
     pub(crate) fn call(&self) {
         if self.state.load(Ordering::Relaxed) == BEGUN {
             return;
@@ -67,7 +67,7 @@ impl Start {
         }
     }
 
-    /// Returns to rest and waits for the next beginning.
+    /// Returns to the state at rest, and waits until the channel begins again.
     ///
     /// Cancel safe.
     pub(crate) fn wait_again(&self) -> impl Future<Output = ()> {

@@ -19,8 +19,9 @@ pub struct LandRequest<'a> {
     /// The call's metadata.
     pub headers: &'a HeaderMap,
     /// The length in bytes of the longest `bytes` field of the request's first large message, if
-    /// the client states it. Over TCP it does not. On the fast path it does with
-    /// [`ProstCodec`](crate::codec::ProstCodec), for messages that do not fit a control slot.
+    /// the client states it. The client does not state the length over TCP. On the fast path, a
+    /// client with [`ProstCodec`](crate::codec::ProstCodec) states it for messages that do not fit
+    /// a control slot.
     pub field: Option<u32>,
 }
 
@@ -40,7 +41,7 @@ impl Allocators {
     {
         let allocate = move |request: &LandRequest<'_>, extensions: &mut Extensions, why| {
             let land_in = allocate(request)?.into_land_in();
-            // Another call may still have this buffer. It is then not used.
+            // If another call still has this buffer, this call does not use it.
             let claimed = land_in.target.claim_for(why)?;
             extensions.insert(land_in);
             Some(claimed)
@@ -53,8 +54,8 @@ impl Allocators {
     }
 
     /// Asks the method's allocator for a buffer for a request, if the method has one, and claims
-    /// the buffer for the call. If the allocator panics, this is logged, and the request is served
-    /// without a buffer.
+    /// the buffer for the call. If the allocator panics, the panic is logged, and the request is
+    /// served without a buffer.
     pub(crate) fn claim(
         &self,
         parts: &mut Parts,

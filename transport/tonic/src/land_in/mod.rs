@@ -19,10 +19,10 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// [server](crate::Server::land_in).
 ///
 /// The buffer is passed by value: a `Vec<u8>`, a boxed slice, huge pages, a block for O_DIRECT, a
-/// slot of a cache, or the mapping of a file, which must not be truncated. The call then owns it,
-/// even if the call's future is dropped, times out or is forgotten. [`finish`](Self::finish)
-/// returns it by value once no peer and no device can write to it. Until then the reply's field is
-/// a [`Bytes`](bytes::Bytes) over the buffer, not a copy of it.
+/// slot of a cache, or the mapping of a file, which must not be truncated. The call then owns the
+/// buffer, even if the call's future is dropped, times out or is forgotten.
+/// [`finish`](Self::finish) returns the buffer by value once no peer and no device can write to it.
+/// Until then the reply's field is a [`Bytes`](bytes::Bytes) over the buffer, not a copy of it.
 ///
 /// ```no_run
 /// # use tonic_rdma_example_services::store::{Name, store_client::StoreClient};
@@ -49,22 +49,22 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// | shared memory | the server cannot map the buffer, so its WRITE, a copy, goes to landing memory, and the field is copied from there. A [`LandableBuf`](crate::LandableBuf) that [stays registered](Self::keep_registered) can be mapped, and the WRITE then goes there |
 /// | TCP | the message is assembled as it arrives, and the field is copied |
 ///
-/// [`Outcome`] tells which way it was, and [`Copied::named`](crate::Copied::named) counts the
-/// copies. The stub has to use [`ProstCodec`](crate::codec::ProstCodec), and the field has to be of
-/// type `Bytes`. Otherwise the reply is delivered in the ordinary way, and the buffer comes back
-/// empty. Only the reply's first message lands in the buffer.
+/// [`Outcome`] says how the field got into the buffer, and [`Copied::named`](crate::Copied::named)
+/// counts the copies. The stub has to use [`ProstCodec`](crate::codec::ProstCodec), and the field
+/// has to be of type `Bytes`. Otherwise the reply is delivered in the ordinary way, and the buffer
+/// stays empty. Only the reply's first message lands in the buffer.
 ///
 /// # Who can write to the buffer
 ///
 /// Over RDMA the buffer is registered for this call alone. Its key is withdrawn when the transfer
-/// has ended, unless the buffer is to [stay registered](Self::keep_registered). Until the buffer
-/// has come back, a server that breaks the protocol can change data that it has sent, so check the
-/// bytes in the returned buffer, not in the reply. It cannot reach any other memory of the process.
-/// The memory counts as pinned, like that of [`Context::register`](crate::Context::register), and
-/// within the same limits.
+/// has ended, unless the buffer is to [stay registered](Self::keep_registered). Until `finish` has
+/// returned the buffer, a server that breaks the protocol can change data that it has sent, so
+/// check the bytes in the returned buffer, not in the reply. The server cannot reach any other
+/// memory of the process. The memory counts as pinned, like that of
+/// [`Context::register`](crate::Context::register), and within the same limits.
 ///
-/// Registering costs a system call, and time for each page. It pays for large fields: below some
-/// hundred KiB, the ordinary path with a copy is faster.
+/// Registering costs a system call, and time for each page. Registering is worth its cost for large
+/// fields. Below a few hundred KiB, the ordinary path with a copy is faster.
 ///
 /// Clones are handles to the same buffer.
 pub struct LandIn<T> {
@@ -153,17 +153,18 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     ///
     /// **Only for servers that are trusted not to break the protocol.** A server that has had the
     /// key can write to the buffer, and to no other memory, until `finish` or until its connection
-    /// has ended. By then a later reply may lie there, even one of another server. Without this
-    /// option the key is withdrawn before the next call can use the buffer.
+    /// has ended. By then the buffer may hold a later reply, even a reply of another server.
+    /// Without this option the key is withdrawn before the next call can use the buffer.
     ///
-    /// Over shared memory the option applies only to a [`LandableBuf`](crate::LandableBuf). Peers
-    /// then map it, if their program has turned that on
+    /// Over shared memory, the option applies only to a [`LandableBuf`](crate::LandableBuf). Peers
+    /// then map the buffer if their program has turned mapping on
     /// ([`ContextBuilder::map_peer_buffers`](crate::ContextBuilder::map_peer_buffers)). A mapping
     /// cannot be withdrawn: a process that has mapped the buffer can write to it for as long as it
     /// runs, even after `finish` has returned it.
     ///
     /// A buffer is registered with one device at a time. A connection over another device registers
-    /// it again. A device that is removed stays in use until then, or until `finish`.
+    /// the buffer again. A device that is removed stays in use until the buffer is registered with
+    /// another one, or until `finish`.
     #[must_use]
     pub fn keep_registered(self) -> Self {
         self.target.buffer.keep_registered();
@@ -175,22 +176,22 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// use the buffer once the field is dropped.
     ///
     /// # Cancel safety
-    /// Cancel safe: it changes nothing.
+    /// Cancel safe: the method changes nothing.
     pub async fn outcome(&self) -> Outcome {
         poll_fn(|cx| self.target.buffer.poll_idle(cx)).await;
         self.target.outcome()
     }
 
     /// Makes the reply to `request` land in the buffer. Call this before the request is sent
-    /// through this crate's [`Channel`](crate::Channel). Other transports ignore it. If the buffer
-    /// is attached to several requests, the first call that begins gets it.
+    /// through this crate's [`Channel`](crate::Channel). Other transports ignore the buffer. If the
+    /// buffer is attached to several requests, the first call that begins gets it.
     pub fn attach<M>(&self, request: &mut tonic::Request<M>) {
         request.extensions_mut().insert(self.target.clone());
     }
 
     /// Waits until no call uses the buffer, and returns it. A call that has not begun does not get
-    /// it. The wait ends with the transfer, or with the peer's connection. If the peer pauses, the
-    /// wait goes on, unless
+    /// the buffer. The wait ends with the transfer, or with the peer's connection. If the peer
+    /// pauses, the wait continues, unless
     /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval) is set.
     ///
     /// # Cancel safety
@@ -209,7 +210,7 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
                 }
                 Err(InUse::Viewed(views)) => return Err(FinishError::Viewed(views)),
                 Err(InUse::Taken) => return Err(FinishError::Taken),
-                // This call began before the buffer was closed.
+                // A call claimed the buffer before the buffer was closed.
                 Err(InUse::Claimed) => {}
             }
         }

@@ -76,7 +76,7 @@ impl<L> Server<L> {
     /// Limit the number of concurrent calls of each connection (both paths). TCP and fast-path
     /// connections count separately.
     ///
-    /// A limit above `usize::MAX >> 3` counts as that.
+    /// A limit above `usize::MAX >> 3` is reduced to this value.
     #[must_use]
     pub fn concurrency_limit_per_connection(mut self, limit: usize) -> Self {
         let limit = limit.min(Semaphore::MAX_PERMITS);
@@ -93,15 +93,15 @@ impl<L> Server<L> {
     }
 
     /// Limit the time of each request handler until its response headers (both paths). The shorter
-    /// of this and the request's `grpc-timeout` applies.
+    /// of this time and the request's `grpc-timeout` applies.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.shared.timeout = Some(timeout);
         self.with_tcp(|s| s.timeout(timeout))
     }
 
-    /// Limit the number of concurrent calls on one connection (both paths). The client holds
-    /// further calls back.
+    /// Limit the number of concurrent calls on one connection (both paths). Further calls wait at
+    /// the client.
     ///
     /// Default is no limit on TCP and 1024 on the fast path.
     #[must_use]
@@ -111,17 +111,17 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.max_concurrent_streams(max))
     }
 
-    /// Drain a connection that is older than this (both paths): calls in flight continue, and new
-    /// ones use a new connection. Default is no limit.
+    /// Drain a connection that is older than `age` (both paths): calls in flight continue, and new
+    /// calls use a new connection. Default is no limit.
     #[must_use]
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.shared.max_connection_age = Some(age);
         self.with_tcp(|s| s.max_connection_age(age))
     }
 
-    /// Close a connection and its calls this long after
-    /// [`max_connection_age`](Server::max_connection_age) (both paths). This has no effect without
-    /// that setting. Default is no limit.
+    /// Close a connection and its calls when this time has passed after
+    /// [`max_connection_age`](Server::max_connection_age) (both paths). The grace time has no
+    /// effect unless the age is set. Default is no limit.
     #[must_use]
     pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
         self.shared.max_connection_age_grace = Some(grace);
@@ -143,8 +143,9 @@ impl<L> Server<L> {
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
     /// With [`Policy::Require`], serving fails at the start if none of the
-    /// [fabrics](Server::fabrics) can be offered. With [`Policy::RequireVerbs`], it fails if RDMA
-    /// cannot. The environment variable `TONIC_RDMA`, if set, overrides this.
+    /// [fabrics](Server::fabrics) can be offered. With [`Policy::RequireVerbs`], serving fails if
+    /// RDMA cannot be offered. The environment variable `TONIC_RDMA`, if set, overrides this
+    /// setting.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
@@ -154,7 +155,7 @@ impl<L> Server<L> {
     /// The fabrics to offer. Default is [`FabricKind::DEFAULT`]: shared memory to clients on the
     /// same host, RDMA to all. The client chooses the order.
     ///
-    /// Fabrics that the environment variable `TONIC_RDMA` names override this.
+    /// Fabrics that the environment variable `TONIC_RDMA` names override this setting.
     #[must_use]
     pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
         self.shared.fabrics = Some(distinct(fabrics));
@@ -179,7 +180,7 @@ impl<L> Server<L> {
     }
 
     /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each.
-    /// Default is 1024 tickets and 10 seconds. The limit is at least one ticket.
+    /// Default is 1024 tickets and 10 seconds. A limit of 0 counts as 1.
     ///
     /// A ticket is outstanding from the Offer until the client's connection uses it, usually for a
     /// few milliseconds. Once the limit is reached, each further ticket withdraws the oldest ticket
@@ -210,22 +211,24 @@ impl<L> Server<L> {
     /// connection is established. Default is 64.
     ///
     /// Further requests wait for their turn, up to 10 s. For each allowed handshake, 16 may wait.
-    /// Of one client, identified by its TCP connection, 8 may be in progress or wait. Requests
-    /// beyond these limits are refused with the reason
+    /// One client, identified by its TCP connection, may have 8 handshakes in progress or waiting.
+    /// Requests beyond these limits are refused with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and clients try again for as long as
-    /// their `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With 0 every
-    /// request is refused.
+    /// their `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With a limit
+    /// of 0, every request is refused.
     #[must_use]
     pub fn max_handshakes(mut self, most: usize) -> Self {
         self.shared.max_handshakes = Some(most);
         self
     }
 
-    /// Limit the size in bytes of a request's headers (both paths). It counts names, values and a
-    /// few bytes for each. Default is 64 KiB on the fast path, and hyper's 16 KiB on TCP.
+    /// Limit the size in bytes of a request's headers (both paths). The size includes names, values
+    /// and a few bytes for each header. Default is 64 KiB on the fast path, and hyper's 16 KiB on
+    /// TCP.
     ///
-    /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
-    /// 65,535 bytes. A call that exceeds the limit fails at the client with RESOURCE_EXHAUSTED.
+    /// On the fast path, the value is clamped to the range from 4 KiB to 1 MiB, and one name or
+    /// value may have 65,535 bytes. A call that exceeds the limit fails at the client with
+    /// RESOURCE_EXHAUSTED.
     #[must_use]
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
@@ -241,9 +244,9 @@ impl<L> Server<L> {
         self
     }
 
-    /// Type of service of this side's packets on the fast path, if the client does not decide it.
-    /// See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`, if
-    /// set, overrides it.
+    /// Type of service of this side's packets on the fast path, if the client does not set the
+    /// type. See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`,
+    /// if set, overrides this setting.
     #[must_use]
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.shared.type_of_service = Some(tos);
@@ -254,12 +257,12 @@ impl<L> Server<L> {
     /// by default.
     ///
     /// A client that violates the protocol can still write to granted memory after it has reported
-    /// its write as complete. It can thus change `Bytes` fields that
-    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while a handler
-    /// checks or uses them, but no other memory. If clients are not trusted that far, this option
+    /// its write as complete. The client can thus change `Bytes` fields that
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages while a handler
+    /// checks or uses them, but no other memory. For clients that are not trusted, this option
     /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
-    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to such a
-    /// server. Over TCP there is no such memory.
+    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to a
+    /// server with this option. Over TCP, clients cannot write to the server's memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
@@ -269,10 +272,10 @@ impl<L> Server<L> {
     /// For one method, make the longest `bytes` field of each request's first message land in a
     /// buffer of the server. `path` is the method's path, such as `/store.Store/Put`.
     ///
-    /// `allocate` is called once for each call of the method, when the call begins. It runs on a
-    /// worker of the runtime, so it must not block. If it returns `None`, this request is received
-    /// in the ordinary way. The handler finds the buffer in its request's extensions, as a
-    /// [`LandIn`]:
+    /// `allocate` is called once for each call of the method, when the call begins. `allocate` runs
+    /// on a worker of the runtime, so it must not block. If `allocate` returns `None`, this request
+    /// is received in the ordinary way. The handler finds the buffer in its request's extensions,
+    /// as a [`LandIn`]:
     ///
     /// ```no_run
     /// # use tonic_rdma::{LandIn, Server};
@@ -296,16 +299,17 @@ impl<L> Server<L> {
     /// ```
     ///
     /// For trusted clients, `allocate` may return a clone of a [`LandIn`] that [stays
-    /// registered](LandIn::keep_registered), and the handler leaves it there. The next request that
-    /// gets it then needs no registration. If it is still in use, the request is received in the
-    /// ordinary way.
+    /// registered](LandIn::keep_registered). If the handler does not finish the [`LandIn`], the
+    /// next request that gets its buffer needs no registration. If the buffer is still in use, the
+    /// request is received in the ordinary way.
     ///
     /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). The server learns
-    /// that from the first call, so the first request, and requests that begin together with it,
-    /// are received in the ordinary way, without a buffer.
+    /// the codec from the first call. So the first request, and requests that begin together with
+    /// it, are received in the ordinary way, without a buffer.
     ///
-    /// With such a server, every large message needs a request for memory before it is sent. That
-    /// costs an additional round trip, even for other methods.
+    /// If a server has a method with this setting, every large message to the server needs a
+    /// request for memory before it is sent. The request costs an additional round trip, even for
+    /// other methods.
     #[must_use]
     pub fn land_in<T, F>(mut self, path: &str, allocate: F) -> Self
     where
@@ -316,32 +320,34 @@ impl<L> Server<L> {
         self
     }
 
-    /// Offer the fast path even to clients whose address this server does not see. They are behind
-    /// an HTTP gateway (L7 proxy, service mesh), a translation of source addresses, or a transport
-    /// without TCP addresses. Off by default: such clients stay on TCP, with the reason
+    /// Offer the fast path even to clients whose address this server does not see. These clients
+    /// are behind an HTTP gateway (L7 proxy, service mesh), a translation of source addresses, or a
+    /// transport without TCP addresses. Off by default: these clients stay on TCP, with the reason
     /// [`ThroughGateway`](crate::ReasonCode::ThroughGateway).
     ///
-    /// With `true` such a client gets a ticket if the gateway forwards the Offer, and its calls on
-    /// the fast path then **bypass the gateway**: its checks, limits, routes, headers and logs do
-    /// not apply to them. The calls carry no address and no certificate, because the client's are
-    /// unknown and the gateway's are not the client's: [`tonic::Request::remote_addr`] and
-    /// `peer_certs` are `None`. Handlers and layers of this server must therefore decide by the
-    /// content of the call itself, for example a token, and refuse calls without it. Clients that
-    /// connect directly keep their address and certificate. The exception is a network from which
-    /// eight Offers have recently stated a wrong address, as Offers through a gateway do: its calls
-    /// on the fast path carry neither for up to ten minutes.
+    /// With `true`, a client behind a gateway gets a ticket if the gateway forwards the Offer. The
+    /// client's calls on the fast path then **bypass the gateway**: the gateway's checks, limits,
+    /// routes, headers and logs do not apply to these calls. The calls carry no address and no
+    /// certificate, because the server knows only those of the gateway:
+    /// [`tonic::Request::remote_addr`] and `peer_certs` are `None`. Handlers and layers of this
+    /// server must therefore decide by the content of the call itself, for example a token, and
+    /// refuse calls without it. Clients that connect directly keep their address and certificate.
+    /// The exception is a network from which eight Offers have recently stated a wrong address, as
+    /// Offers through a gateway do. For up to ten minutes, calls on the fast path from this network
+    /// carry no address and no certificate.
     #[must_use]
     pub fn offer_through_gateways(mut self, offer: bool) -> Self {
         self.shared.offer_through_gateways = offer;
         self
     }
 
-    /// Serve clients that measure. A diagnosis of this server does so over
+    /// Serve clients that measure the fast path. A diagnosis of this server measures over
     /// connections that carry SENDs and WRITEs without calls. Off by default.
     ///
-    /// The server serves one such connection at a time, for 60 s at most. A request on it makes
-    /// this server WRITE at most 1 GiB in 16,384 WRITEs, so any client with a ticket can make the
-    /// server spend processor time. Without this setting a diagnosis compares only calls.
+    /// The server serves one measuring connection at a time, for 60 s at most. A request on this
+    /// connection makes the server WRITE at most 1 GiB in 16,384 WRITEs, so any client with a
+    /// ticket can make the server spend processor time. Without this setting, a diagnosis compares
+    /// only calls.
     #[cfg(feature = "measure")]
     #[must_use]
     pub fn measuring(mut self, measuring: bool) -> Self {
@@ -355,7 +361,7 @@ impl<L> Server<L> {
     /// with shared state sees every call. The Offer, by which a client asks for the fast path, also
     /// passes through it. So a layer that requires credentials requires them of the Offer as well
     /// ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that counts, limits
-    /// or sheds requests can recognise it by [`is_offer`](crate::server::is_offer).
+    /// or sheds requests can recognise the Offer by [`is_offer`](crate::server::is_offer).
     ///
     /// ```
     /// use std::time::Duration;

@@ -18,11 +18,12 @@ use crate::server::serve::{serve, serve_until};
 
 impl<L> Server<L> {
     /// Serve the service `svc` on `addr` until the process ends or the future is dropped. The
-    /// service receives every request, whatever its path, except those by which clients ask for the
-    /// fast path.
+    /// service receives every request, whatever its path, except the Offers with which clients ask
+    /// for the fast path.
     ///
-    /// Apart from that it is like [`Router::serve`](crate::Router::serve). The layers wrap an
-    /// [`OfferRoute`] around the service. A layer that accepts any service also accepts this one.
+    /// In all other respects, this method is like [`Router::serve`](crate::Router::serve). The
+    /// layers wrap an [`OfferRoute`] around the service. A layer that accepts any service also
+    /// accepts this one.
     ///
     /// ```no_run
     /// # use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};

@@ -1,11 +1,12 @@
-//! TCP connections on their way to tonic's server: limits, and a shutdown that loses no calls.
+//! Passes TCP connections to tonic's server, with limits and a shutdown that loses no calls.
 //!
 //! - **The backlog is served.** On shutdown, established connections that wait to be accepted are
-//!   accepted first. tonic alone would close the listener, which resets them and their calls.
+//!   accepted first. tonic alone would close the listener, which resets these connections and their
+//!   calls.
 //! - **Sockets linger.** If a socket is closed with unread data from the peer, the system resets
-//!   it. The peer then loses everything that it has not read yet, which includes the last responses
-//!   of a connection that closes gracefully. So the server reads and discards further data, mostly
-//!   window updates, until the peer has closed as well.
+//!   the connection. The peer then loses everything that it has not read yet, which includes the
+//!   last responses of a connection that closes gracefully. So the server reads and discards
+//!   further data, mostly window updates, until the peer has closed as well.
 //! - **A failed accept is not retried at once.** A process without free descriptors would otherwise
 //!   spin.
 //! - **The number of connections is limited.** A connection beyond the limit is closed at once.
@@ -35,7 +36,7 @@ use crate::bootstrap::gateways::{Gateways, Known};
 const LINGER: Duration = Duration::from_secs(1);
 /// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Number of connections refused in a row before the task yields.
+/// The task yields after it has refused this number of connections in a row.
 const ROUNDS: usize = 32;
 
 pin_project! {
@@ -60,8 +61,8 @@ pin_project! {
 
 impl<I, F, G> Accepting<I, F, G> {
     /// `on_signal` is called when `signal` completes, before the backlog is accepted, or when
-    /// `inner` ends. At most `most` connections exist at the same time. Each keeps a clone of
-    /// `open`.
+    /// `inner` ends. At most `most` connections exist at the same time. Each connection keeps a
+    /// clone of `open`.
     pub(super) fn new(
         inner: I,
         signal: F,
@@ -172,7 +173,7 @@ pub(super) struct Lingering<IO> {
     _known: Option<Known>,
 }
 
-/// Counts a connection until it is closed.
+/// Counts a connection until the connection is closed.
 type Holds = (OwnedSemaphorePermit, mpsc::Sender<Infallible>);
 
 /// State of the close.
@@ -248,7 +249,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
                         Poll::Ready(()) => Ok(()),
                         Poll::Pending => ready!(Pin::new(&mut this.io).poll_read(cx, &mut buf)),
                     };
-                    // The time is over, or the peer has closed or failed.
+                    // The time limit is over, or the peer has closed or failed.
                     if read.is_err() || buf.filled().is_empty() {
                         this.end = End::Done;
                     }

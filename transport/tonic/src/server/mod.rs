@@ -1,9 +1,9 @@
-//! The server: builder, router, and descriptions of a request's connection, with the names of
-//! [`tonic::transport::server`].
+//! The server, with the names of [`tonic::transport::server`]: builder, router, and descriptions of
+//! a request's connection.
 //!
 //! A request over the fast path has the connect info of the TCP connection over which its client
 //! asked for the fast path. So [`TcpConnectInfo`] and similar types are in the extensions on both
-//! paths. [`connect_info`](crate::connect_info()) adds the path.
+//! paths. [`connect_info`](crate::connect_info()) returns the path of a request.
 
 // | file | what |
 // |---|---|

@@ -45,7 +45,7 @@ impl Registry {
         let mut tcp: Vec<_> =
             servers.iter().flat_map(|server| server.connections(after, most)).collect();
         tcp.sort_unstable_by_key(|info| info.id);
-        // Locks only those connections that are returned.
+        // Lock only the connections that are returned.
         let (mut fast, mut tcp) = (fast.iter().peekable(), tcp.into_iter().peekable());
         let mut found = Vec::new();
         while found.len() < most {
@@ -78,7 +78,7 @@ pub(crate) struct Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        // Dropped without the lock.
+        // Drop the connection after the lock is released.
         let _connection = lock(&self.registry.fast).remove(&self.id);
     }
 }
@@ -117,7 +117,7 @@ impl ServerObserver {
         if self.0.is_own() { self.0.registry.upgrade() } else { None }
     }
 
-    /// The counters, as [`Server::stats`](crate::Server::stats) has them.
+    /// The counters, as [`Server::stats`](crate::Server::stats) returns them.
     pub fn stats(&self) -> Option<TransportStats> {
         self.registry().map(|_| self.0.stats.get())
     }
@@ -130,10 +130,10 @@ impl ServerObserver {
     ///
     /// # Blocking
     ///
-    /// Locks each returned fast-path connection while it reads its numbers, one at a time. A
-    /// connection's calls hold the same lock while they post their messages. The time to find the
-    /// TCP connections grows with their number, so ask for few pages with many entries: 10,000
-    /// connections are ten pages of 1,000.
+    /// Locks one returned fast-path connection at a time to read its numbers. A connection's calls
+    /// hold the same lock while they post their messages. The time to find the TCP connections
+    /// grows with their number, so ask for few pages with many entries, for example ten pages of
+    /// 1,000 for 10,000 connections.
     pub fn connections(&self, after: u64, most: usize) -> Option<Vec<ConnectionInfo>> {
         self.registry().map(|registry| registry.connections(after, most))
     }

@@ -20,10 +20,10 @@ const PREFIX: usize = OFFER_PATH.len() - "Offer".len();
 
 /// The service `S`, together with the calls by which clients ask for the fast path.
 ///
-/// This is the service that a server's layers wrap when it serves a service directly, for example
-/// by [`Server::serve`](crate::Server::serve). The Offer passes through the same layers as every
-/// other call, so a layer that requires credentials requires them of the Offer as well. Requests
-/// and errors of `S` pass unchanged. Its response body is converted to tonic's [`Body`].
+/// When a server serves a service directly, for example by [`Server::serve`](crate::Server::serve),
+/// its layers wrap an `OfferRoute`. The Offer passes through the same layers as every other call,
+/// so a layer that requires credentials requires them of the Offer as well. Requests and errors of
+/// `S` pass unchanged. The response body of `S` is converted to tonic's [`Body`].
 #[derive(Debug, Clone)]
 pub struct OfferRoute<S> {
     service: S,
@@ -59,13 +59,13 @@ where
     }
 }
 
-/// Whether `request` is one of this crate's own: the Offer, by which a client asks for the fast
-/// path, or a measurement by the doctor.
+/// Whether `request` is one of this crate's own requests: the Offer, by which a client asks for the
+/// fast path, or a measurement by the doctor.
 ///
-/// These calls pass through the server's layers like every call, so that a layer that excludes a
-/// client excludes it from the fast path as well. A layer may leave them out if it counts, limits
-/// or sheds requests, or demands of each what only the service's own clients send. A layer that
-/// authenticates or admits clients must not.
+/// These requests pass through the server's layers like every call, so that a layer that excludes a
+/// client excludes it from the fast path as well. A layer may skip these requests if the layer
+/// counts, limits or sheds requests, or requires data that only the service's own clients send. A
+/// layer that authenticates or admits clients must not skip them.
 ///
 /// ```
 /// use http::Request;

@@ -144,10 +144,11 @@ impl<L> Router<L> {
     /// Serve on `addr` until the process ends or the future is dropped.
     ///
     /// The fast path listens on the address of `addr` if it belongs to an RDMA device, and
-    /// otherwise on every local address of a device. It uses the port of `addr`, or a free port if
-    /// that one is taken, as it always is on iWARP, which shares TCP's ports. Only a client that
-    /// presents a ticket from the TCP side is admitted. If RDMA is not available, the server logs
-    /// the reason and its cure, reports it to clients that ask, and tries again every minute.
+    /// otherwise on every local address of a device. The fast path uses the port of `addr`, or a
+    /// free port if the port of `addr` is taken. On iWARP the port is always taken, because iWARP
+    /// shares TCP's ports. Only a client that presents a ticket from the TCP side is admitted. If
+    /// RDMA is not available, the server logs the reason and its cure, reports it to clients that
+    /// ask, and tries again every minute.
     ///
     /// # Errors
     ///
@@ -157,8 +158,8 @@ impl<L> Router<L> {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, the server accepts no new connections. Established ones are
-    /// served until their clients leave, as in tonic.
+    /// When the future is dropped, the server accepts no new connections. Established connections
+    /// are served until their clients leave, as in tonic.
     pub async fn serve<ResBody>(self, addr: SocketAddr) -> Result<(), Error>
     where
         L: Layer<Routes> + Clone,
@@ -205,7 +206,7 @@ impl<L> Router<L> {
     ///
     /// This method discards any provided TCP configuration, as in tonic. The fast path does not
     /// depend on `incoming`. It listens on a free port, on every local address of an RDMA device,
-    /// and the Offer names both.
+    /// and the Offer names the port and the addresses.
     ///
     /// When `incoming` ends, this method returns, as in tonic. The connections that `incoming`
     /// yielded are served until their clients leave, and have the fast path until then.

@@ -65,8 +65,8 @@ where
     let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
     let incoming = Accepting::new(incoming, pending(), || (), most_tcp, gateways, open);
     tcp.serve_with_incoming(service, incoming).await?;
-    // The stream has ended, but its connections are still served. Their clients keep the fast path
-    // as long as they are connected, and get it back if they lose it.
+    // The stream has ended, but its connections are still served. Clients keep the fast path as
+    // long as they are connected, and can recover a lost fast path.
     tokio::spawn(boxed(async move {
         all_closed.recv().await;
         drop(running);
@@ -228,7 +228,7 @@ where
     Ok(Started { tcp, service, most_tcp, gateways, running })
 }
 
-/// One task for each path. Dropping this aborts them.
+/// One task for each path. Dropping this struct aborts the tasks.
 struct Tasks(JoinSet<()>);
 
 impl Tasks {
@@ -252,7 +252,8 @@ impl Tasks {
     ) -> Result<(), Error> {
         let paths = fast.paths();
         let fast = Arc::new(fast);
-        // A server that requires the fast path waits for one of its paths. Others start at once.
+        // A server that requires the fast path waits for one of its paths. Other servers start at
+        // once.
         let (mut wanted, mut failed) = (policy.is_required(), None);
         for path in &paths {
             let started = match wanted {

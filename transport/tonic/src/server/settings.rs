@@ -22,7 +22,7 @@ pub(crate) const DESCRIPTORS: usize = 3;
 /// Creates a request's span from its headers.
 pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 
-/// Settings of the fast path, and those for binding the TCP port.
+/// Settings of the fast path, and settings for binding the TCP port.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
     pub(super) trace_fn: Option<TraceFn>,

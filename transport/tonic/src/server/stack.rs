@@ -1,4 +1,5 @@
-//! The limits around the layered service on the fast path. On TCP, tonic's server builds the same.
+//! The limits around the layered service on the fast path. On TCP, tonic's server adds the same
+//! limits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,8 +20,8 @@ use crate::path::reason::Reason;
 use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::spans::Calls;
 
-/// The layered service, type-erased once per connection and not per call: the calls' futures keep
-/// their concrete types and need no box.
+/// The layered service. Its type is erased once per connection and not per call, so the calls'
+/// futures keep their concrete types and need no box.
 pub(crate) struct Layered(Box<dyn Serve>);
 
 trait Serve: Send {
@@ -81,7 +82,7 @@ where
     }
 }
 
-/// The stack of one connection, with its own concurrency limit. The link turns errors into
+/// Builds the stack of one connection, with its own concurrency limit. The link turns errors into
 /// responses.
 fn of_connection<S>(
     layered: S,

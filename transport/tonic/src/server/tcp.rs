@@ -1,5 +1,5 @@
 //! Builder methods of the TCP side, forwarded to tonic's server. They do not affect the fast path,
-//! which has its own flow control and limits. Only the keep-alive settings apply to both.
+//! which has its own flow control and limits. Only the keep-alive settings apply to both sides.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::server::builder::Server;
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).
     ///
-    /// The fast path carries no TLS. It admits only clients that received a ticket over a TLS
-    /// connection which this configuration accepted: to shared memory, and to RDMA only if both
-    /// programs have [agreed to plain text](Server::plaintext_rdma).
+    /// The fast path carries no TLS. Shared memory admits only clients that received a ticket over
+    /// a TLS connection which this configuration accepted. RDMA also requires that both programs
+    /// have [agreed to plain text](Server::plaintext_rdma).
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
-    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
+    /// The configuration is invalid, for example a certificate or key, or the program has no
+    /// cryptography ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -30,7 +30,7 @@ impl<L> Server<L> {
     }
 
     /// Whether calls of clients that connected over TLS may go over RDMA in plain text (fast path).
-    /// Off by default: such clients get shared memory or TCP, with the reason
+    /// Off by default: clients over TLS get shared memory or TCP, with the reason
     /// [`NotEncrypted`](crate::ReasonCode::NotEncrypted), and a server with
     /// [`tls_config`](Server::tls_config) does not listen on RDMA devices.
     ///
@@ -44,11 +44,12 @@ impl<L> Server<L> {
         self
     }
 
-    /// Limit the number of concurrent TCP connections (TCP side). Further ones are closed as they
-    /// are accepted. Default is 16,384.
+    /// Limit the number of concurrent TCP connections (TCP side). Further connections are closed
+    /// when they are accepted. Default is 16,384.
     ///
-    /// Each takes a descriptor, which RLIMIT_NOFILE limits per process. While none is free, the
-    /// server accepts no connections, and established ones continue.
+    /// Each connection takes a descriptor. RLIMIT_NOFILE limits the number of descriptors per
+    /// process. While no descriptor is free, the server accepts no connections, and established
+    /// connections continue.
     #[must_use]
     pub fn max_tcp_connections(mut self, most: usize) -> Self {
         self.shared.max_tcp_connections = Some(most);
@@ -69,7 +70,7 @@ impl<L> Server<L> {
 
     /// Interval of keep-alive pings (both paths). The default, `None`, sends none. See
     /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval). A
-    /// server also sends them while there is no call, like tonic's.
+    /// server also sends pings while a connection has no call, like tonic's server.
     #[must_use]
     pub fn http2_keepalive_interval(mut self, interval: Option<Duration>) -> Self {
         let settings = &mut self.shared.keep_alive;
@@ -136,7 +137,7 @@ impl<L> Server<L> {
     }
 
     /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
-    /// hyper's, 16 KiB. On the fast path it is 64 KiB.
+    /// hyper's, 16 KiB. On the fast path, the default is 64 KiB.
     #[must_use]
     pub fn http2_max_header_list_size(self, max: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.http2_max_header_list_size(max))

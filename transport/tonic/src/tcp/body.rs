@@ -27,15 +27,15 @@ use crate::tcp::named;
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 
-/// Messages of up to this many bytes are written in one piece. hyper cuts longer ones into frames
-/// of this size.
+/// Messages of up to this many bytes are written in one piece. hyper cuts longer messages into
+/// frames of this size.
 const WHOLE: usize = 16 * 1024;
 
 /// An outgoing body. hyper gets the segments of its messages without a copy.
 pub(crate) struct TcpSendBody {
     body: Body,
     encoder: BodyEncoder,
-    /// Segments of messages that were taken apart.
+    /// Segments of messages that were split.
     segments: VecDeque<Bytes>,
 }
 
@@ -73,7 +73,7 @@ impl TcpSendBody {
         }
     }
 
-    /// Takes the segments of messages that were taken apart, and of the bytes between them.
+    /// Takes the segments of messages that were split, and the bytes between these segments.
     fn take(&mut self, mut chunks: Fifo<Chunk>, counters: &Counters) {
         let (moved, filled) = self.encoder.take_copied();
         if moved + filled > 0 {
@@ -104,7 +104,7 @@ impl TcpSendBody {
 }
 
 /// Copies a segment that lies in a mapped file, because the file may be truncated. HTTP/2 copies a
-/// part of its input, and would send zeros as if they were the file.
+/// part of its input, and would send zeros instead of the truncated part of the file.
 fn checked(segment: Bytes, counters: &Counters) -> Result<Bytes, Status> {
     #[cfg(target_os = "linux")]
     if mapped_file::is_guarded(&segment) {
@@ -241,7 +241,7 @@ struct Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        // hyper does not ask a body that has ended for its end.
+        // hyper does not poll a body that has ended, so report the end here.
         if self.timer.is_running() && self.out.is_end_stream() {
             self.timer.body_ended();
         }
@@ -275,7 +275,8 @@ impl HttpBody for Reply {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // The size hint of a body without its segments is not its length.
+        // The size hint of the inner body is not the length, because it does not include the
+        // segments.
         if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
     }
 }
@@ -283,11 +284,11 @@ impl HttpBody for Reply {
 /// A received body. tonic joins its frames.
 pub(crate) struct TcpRecvBody {
     inner: Body,
-    /// A body that was never polled has not ended. That was checked when it was created, and each
-    /// check takes a lock in h2.
+    /// Whether the body was polled. A body that was never polled has not ended, because the
+    /// constructor has checked for the end. Each check takes a lock in h2.
     polled: bool,
     counters: Arc<Counters>,
-    /// Measures the call whose response this is.
+    /// Measures the call that this body's response answers.
     timer: CallTimer,
 }
 

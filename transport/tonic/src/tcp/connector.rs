@@ -32,7 +32,7 @@ impl TcpChannel {
     }
 }
 
-/// The channel's newest connection, as its connector made it.
+/// Describes the newest connection that the channel's connector has made.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LocalAddr(Arc<Mutex<Made>>);
 
@@ -40,7 +40,7 @@ pub(crate) struct LocalAddr(Arc<Mutex<Made>>);
 struct Made {
     /// `None` before the first connection, and if the transport's TCP address is unknown.
     addr: Option<SocketAddr>,
-    /// Whether one of the connections so far was a TLS stream that the connector made itself.
+    /// Whether the connector has ever made a TLS stream itself.
     by_tls: bool,
 }
 
@@ -101,7 +101,7 @@ where
     }))
 }
 
-/// Describes a stream, if it has one of the types that connectors usually return.
+/// Describes a stream if its type is one that connectors usually return.
 fn made(io: &dyn Any) -> Made {
     #[cfg(feature = "_tls-any")]
     {

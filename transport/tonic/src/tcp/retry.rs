@@ -1,8 +1,8 @@
 //! Calls over TCP, with transparent retry (gRFC A6) of calls that the server has not processed.
 //!
 //! A server that shuts down gracefully, or closes a connection because of its age, sends a GOAWAY
-//! that tells which calls it will answer. hyper reports the other calls in three ways. In each case
-//! no handler has seen the call:
+//! that says which calls the server will answer. hyper reports the other calls in three ways. In
+//! each case no handler has seen the call:
 //!
 //! | error | meaning |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! A body is read when hyper's connection task sends it, as in tonic, so the caller's task does not
 //! encode. The data is recorded, and returns to the call when hyper drops the body. The first
 //! frames are read one ahead, so that the last frame of most calls carries END_STREAM. tonic sends
-//! an additional frame for it.
+//! an additional frame for END_STREAM.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -45,15 +45,16 @@ use crate::tcp::client::TcpClient;
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 
-/// Maximum number of retries of a call. Each needs another connection to end during the call.
+/// Maximum number of retries of a call. Each retry means that one more connection has ended during
+/// the call.
 const MAX_RETRIES: usize = 4;
 /// Number of bytes of a body to keep for a retry, without the last two frames. A call that has sent
 /// more is not retried. Before the server processes a call, hyper reads at most an HTTP/2 window of
 /// its body, the rest of the frame that fills the window, and one more frame. The windows of
 /// hyper's servers are 1 MiB.
 const MAX_KEPT: usize = 1 << 20;
-/// Number of a body's frames after each of which the next is read ahead. A message that is sent in
-/// segments has two or three frames.
+/// Maximum number of a body's frames that are sent with the next frame read ahead. A message that
+/// is sent in segments has two or three frames.
 const MAX_READ_AHEAD: usize = 3;
 /// Maximum number of bytes of a body that are kept as a copy. A copy lets a call that waits for its
 /// response free its encoder's buffer, which has 8 KiB in tonic.
@@ -61,14 +62,14 @@ const MAX_COPIED: usize = 128;
 
 /// Budget that tokio gives a task for one turn.
 const UNITS_PER_TURN: usize = 128;
-/// Numbers of calls in flight that are sent in parts, and the number of calls in a part: see
-/// [`spend_budget`].
+/// If the number of calls in flight is in this range, the calls are sent in parts of [`PART`]
+/// calls: see [`spend_budget`].
 const PARTED: Range<usize> = 48..192;
 const PART: usize = 16;
 
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
-/// Makes a call on a connection where it has a place.
+/// Makes a call on a connection in whose queue the call has a place.
 pub(crate) fn call(
     tcp: &mut tonic::transport::Channel,
     mut req: Request<Body>,
@@ -180,7 +181,7 @@ struct Head {
 impl Head {
     fn of(req: &Request<Body>) -> Self {
         let mut headers = SmallVec::new();
-        // A loop costs less than collecting two headers.
+        // A loop costs less than `collect` for two headers.
         for (name, value) in req.headers() {
             headers.push((name.clone(), value.clone()));
         }
@@ -207,11 +208,11 @@ struct Kept {
 /// A body, and the data that was read from it.
 struct KeptBody {
     sent: Sent,
-    /// `None` once all of it was read.
+    /// `None` once the whole body was read.
     rest: Option<Rest>,
     /// Number of frames that were read.
     count: usize,
-    /// Whether `sent` has everything that was read.
+    /// Whether `sent` still has all data that was read.
     is_whole: bool,
     /// Whether hyper has the body and reads it.
     in_flight: bool,
@@ -240,7 +241,7 @@ impl Kept {
         boxed(RecoverableBody { at_end, kept: self.clone() })
     }
 
-    /// The body from its beginning, if all of it was kept.
+    /// Returns the body from its beginning, if all sent data was kept.
     ///
     /// Cancel safe.
     async fn retry(self: &Arc<Self>) -> Option<Body> {
@@ -293,7 +294,7 @@ impl KeptBody {
                     self.read_ahead(counters, cx);
                 }
             }
-            // An error, or trailers.
+            // The frame is an error, or trailers.
             Some(None) => self.forget(),
         }
         Poll::Ready(frame)
@@ -309,7 +310,7 @@ impl KeptBody {
         }
     }
 
-    /// Notes that hyper reads no more of it. Returns the retry to wake.
+    /// Records that hyper does not read the body any further. Returns the retry to wake.
     fn leave(&mut self) -> Option<Waker> {
         self.in_flight = false;
         self.retry.take()
@@ -327,8 +328,8 @@ impl KeptBody {
 struct Sent {
     /// The first frame, if it is short.
     short: SmallVec<[u8; MAX_COPIED]>,
-    /// The frames after `short`: all of them while the body can be retried, and otherwise only
-    /// those that are not sent yet.
+    /// The frames after `short`. While the body can be retried, the list has all frames, and
+    /// otherwise only the frames that are not sent yet.
     frames: Vec<Bytes>,
     /// Index into `frames` of the next frame to send.
     next: usize,
@@ -338,7 +339,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// Records a frame that is being sent. Returns false if that would exceed the limit.
+    /// Records a frame that is being sent. Returns false if the frame would exceed the limit.
     fn record(&mut self, frame: &Bytes, is_first: bool) -> bool {
         if self.bytes - self.last > MAX_KEPT {
             return false;
@@ -376,10 +377,10 @@ impl Sent {
     }
 }
 
-/// The data that was not read from a body.
+/// The part of a body that was not read yet.
 struct Rest {
     source: TcpSendBody,
-    /// The frame after those sent, read ahead.
+    /// The frame after the sent ones, read ahead.
     read_ahead: Option<Box<Result<Frame<Bytes>, Status>>>,
 }
 
@@ -399,13 +400,13 @@ impl Rest {
 /// A body that hyper sends.
 struct RecoverableBody {
     kept: Arc<Kept>,
-    /// Whether hyper has got all of it.
+    /// Whether hyper has received the whole body.
     at_end: bool,
 }
 
 impl Drop for RecoverableBody {
     fn drop(&mut self) {
-        // After its end, the body may belong to a retry.
+        // After the end of this body, a retry may own the kept body.
         if self.at_end {
             return;
         }
@@ -416,12 +417,13 @@ impl Drop for RecoverableBody {
     }
 }
 
-/// Makes hyper's task yield after a part of the calls in flight, by taking more of its budget for
-/// each: a task has 128 units per turn, and a call costs one. The connection then sends its
-/// requests, and the server works on them while the client makes the next. If a connection sends
-/// all calls in flight together, it waits for the server, and then the server for it. With few
-/// calls in flight, more writes cost more than they gain. Many calls form parts of 128 by
-/// themselves. See docs/performance-log.md, "tonic-rdma over TCP".
+/// Makes hyper's task yield after a part of the calls in flight, by spending more of the task's
+/// budget for each call. A task has 128 units per turn, and a call costs one unit. When the task
+/// yields, the connection sends its requests, and the server works on these requests while the
+/// client makes the next ones. If a connection sends all calls in flight together, client and
+/// server take turns waiting for each other. With few calls in flight, the additional writes cost
+/// more than they gain. Many calls form parts of 128 without this function. See
+/// docs/performance-log.md, "tonic-rdma over TCP".
 fn spend_budget(in_flight: usize, cx: &mut Context<'_>) {
     if !PARTED.contains(&in_flight) {
         return;
@@ -444,7 +446,7 @@ impl HttpBody for RecoverableBody {
         if self.at_end {
             return Poll::Ready(None);
         }
-        // The call has its response, or was dropped.
+        // Without another reference, the call has its response or was dropped.
         let is_alone = Arc::strong_count(&self.kept) == 1;
         let mut body = self.kept.lock();
         if is_alone && (body.is_whole || body.sent.next > 0) {
@@ -466,8 +468,8 @@ impl HttpBody for RecoverableBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // The size hint of a body without its segments is not its length. An exact one would become
-        // a content-length header.
+        // Return no exact size, because the size hint of the source does not include the segments,
+        // and an exact size would become a content-length header.
         SizeHint::default()
     }
 }

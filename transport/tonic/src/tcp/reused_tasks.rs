@@ -1,7 +1,7 @@
 //! The tasks of a channel's HTTP/2 connection.
 //!
-//! hyper spawns a task for each call, which waits for the response. Here, a task whose future has
-//! ended waits for the next one, because spawning a task costs more than waking one.
+//! hyper spawns a future for each call, which waits for the response. Here, a task whose future has
+//! ended waits for the next future, because spawning a task costs more than waking a task.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,20 +15,20 @@ type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Maximum number of a channel's idle tasks.
 const MAX_IDLE: usize = 256;
 
-/// Runs futures on tokio's current runtime. All must come from the same one, which tonic ensures by
-/// using its channel task's runtime. When this is dropped, idle tasks end now, and the others with
-/// their futures.
+/// Runs futures on tokio's current runtime. All futures must come from the same runtime. tonic
+/// ensures that by using the runtime of its channel task. When this struct is dropped, idle tasks
+/// end at once, and busy tasks end with their futures.
 #[derive(Debug, Default)]
 pub(crate) struct ReusedTasks(Arc<Mutex<Idle>>);
 
-/// The idle tasks. A caller that takes one off the list owns it.
+/// The idle tasks. A caller that takes a task off the list owns the task.
 #[derive(Debug, Default)]
 struct Idle {
     tasks: Vec<(Arc<Slot>, Waker)>,
     closed: bool,
 }
 
-/// Passes the next future to an idle task. Only this task takes it, so a future that is put here
+/// Passes the next future to an idle task. Only this task takes the future, so a future in the slot
 /// will run.
 #[derive(Default)]
 struct Slot(Mutex<Option<BoxFuture>>);
@@ -85,7 +85,7 @@ impl Future for ReusedTask {
             this.future = lock(&this.slot.0).take();
         }
         let Some(future) = &mut this.future else {
-            // Woken by an earlier future's waker, or by the end.
+            // The task was woken by an earlier future's waker, or because the list is closed.
             return if lock(&this.idle).closed { Poll::Ready(()) } else { Poll::Pending };
         };
         ready!(future.as_mut().poll(cx));

@@ -2,7 +2,7 @@
 //!
 //! A call's span has the attributes of OpenTelemetry's conventions for gRPC, version 1.45, and the
 //! fields that tracing-opentelemetry reads: `otel.name`, `otel.kind` and `otel.status_code`. Ports
-//! are signed, because it makes texts of unsigned numbers.
+//! are signed, because tracing-opentelemetry turns unsigned numbers into texts.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -67,7 +67,8 @@ fn method(uri: &Uri) -> &str {
     uri.path().strip_prefix('/').unwrap_or(uri.path())
 }
 
-/// Records the path of the call in whose span this runs. `peer` is the other end of a fast path.
+/// Records a call's path in the current span, which is the call's span. `peer` is the other end of
+/// a fast path.
 pub(crate) fn took(path: Path, peer: Option<&PeerInfo>) {
     if span_enabled!(target: "tonic_rdma::call", Level::DEBUG) {
         let addr = peer.and_then(|peer| peer.remote.ip());
@@ -114,8 +115,8 @@ impl OpenSpan {
         }
     }
 
-    /// The body has ended. At a client a status is missing, which tonic reports as `UNKNOWN`. At a
-    /// server this was no call of gRPC.
+    /// Ends the call when the body ends without a status. At a client, tonic reports the missing
+    /// status as `UNKNOWN`. At a server, the request was not a gRPC call.
     fn body_ended(&mut self) {
         match self.side {
             Side::Client => self.end(Code::Unknown),
@@ -179,7 +180,7 @@ fn follow(response: Response<Body>, mut open: OpenSpan) -> Response<Body> {
     response.map(|body| Body::new(SpannedBody { body, open: Some(open) }))
 }
 
-/// The body of a response, which ends the call.
+/// The body of a response. The call ends with the body.
 struct SpannedBody {
     body: Body,
     /// `None` once the body has ended.
@@ -234,7 +235,7 @@ impl HttpBody for SpannedBody {
     }
 }
 
-/// Runs a server's calls in their spans, and makes the types of their bodies and errors the same.
+/// Runs a server's calls in their spans, and converts bodies and errors to common types.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls<S>(pub(crate) S);
 

@@ -15,7 +15,7 @@ use crate::telemetry::role;
 ///
 /// Bytes are payload bytes: the data of gRPC messages with their 5-byte prefix, without headers,
 /// framing and control messages. The counters are read one after another. A snapshot during calls
-/// can therefore be inconsistent, by the bytes that move while it is taken.
+/// can therefore be inconsistent by the bytes that move during the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TransportStats {
@@ -23,16 +23,16 @@ pub struct TransportStats {
     pub calls_fast: u64,
     /// Calls begun on TCP.
     pub calls_tcp: u64,
-    /// Calls that moved to another path or connection, because theirs ended before the server saw
-    /// them. A call counts once for each move, and among the calls of the path that it finally
-    /// took.
+    /// Calls that moved to another path or connection, because their connection ended before the
+    /// server saw them. A call counts once for each move, and is also counted among the calls of
+    /// the path that it finally took.
     pub calls_moved: u64,
     /// Attempts at the fast path that a channel has begun. [`Channel::path`](crate::Channel::path)
-    /// tells why the last one failed.
+    /// returns the reason why the last attempt failed.
     pub attempts: u64,
     /// Fast-path connections established.
     pub connections: u64,
-    /// The connections among these that broke, or whose peer counted as dead, instead of closing
+    /// Fast-path connections that broke, or whose peer counted as dead, instead of closing
     /// gracefully.
     pub connections_lost: u64,
     /// Connect requests that a server has refused, and TCP connections beyond its limit.
@@ -56,8 +56,8 @@ pub struct TransportStats {
     pub bytes_received_tcp: u64,
     /// RDMA WRITEs of at least 4 KiB directly from the payload's memory, without a copy to staging.
     pub long_writes: u64,
-    /// The WRITEs among these whose source and destination are equal modulo 64. On shared memory,
-    /// where each is a copy, they are the fastest on any processor.
+    /// The long WRITEs whose source and destination are equal modulo 64. On shared memory, where
+    /// each WRITE is a copy, these WRITEs are the fastest on any processor.
     pub long_writes_in_phase: u64,
     /// Payload bytes that this process copied for calls on a fast path.
     pub copied_fast: Copied,
@@ -78,8 +78,8 @@ impl TransportStats {
             + self.bytes_received_tcp
     }
 
-    /// The share of payload bytes that travelled by RDMA WRITE, from 0.0 to 1.0. It is 0.0 without
-    /// payload.
+    /// The share of payload bytes that travelled by RDMA WRITE, from 0.0 to 1.0. The share is 0.0
+    /// without payload.
     pub fn write_share(&self) -> f64 {
         let all = self.payload_bytes();
         if all == 0 {
@@ -89,22 +89,23 @@ impl TransportStats {
     }
 }
 
-/// Payload bytes that a CPU has copied for calls, sent and received together, by reason. They do
-/// not include transfers by the device, nor the copies that replace these on shared memory.
+/// Payload bytes that a CPU has copied for calls, sent and received together, by reason. The
+/// numbers do not include transfers by the device, nor the copies that replace these transfers on
+/// shared memory.
 ///
 /// In a [message that is split](crate::codec), up to 256 consecutive bytes between its segments
 /// (tags, lengths, small fields) do not count as payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages, which are copied to a control slot, out of one, or out of a batch. On TCP
-    /// they are copied while encoding. They are copied once more if they wait behind unread
-    /// messages.
+    /// Short messages, which are copied to a control slot, out of a control slot, or out of a
+    /// batch. On TCP, short messages are copied while encoding. A short message is copied once more
+    /// if it waits behind unread messages.
     pub eager: u64,
     /// Copied to staging, because the payload was not in memory registered with the device.
     pub staging: u64,
     /// Messages in several parts that were joined, and data that landed in parts too short for the
-    /// memory that they occupy. On TCP this is all received data.
+    /// memory that they occupy. On TCP, all received data counts here.
     pub joined: u64,
     /// Copied from landing memory to the heap, because less than a quarter of the landing memory
     /// was free.
@@ -117,8 +118,8 @@ pub struct Copied {
     /// crate's codec copies long fields that are not `Bytes`.
     pub plain_codec: u64,
     /// Copied before a method's codec was known. Includes padding: a message that is longer than
-    /// all earlier ones of its method is padded to its true length in tonic's buffer, so that tonic
-    /// checks that length.
+    /// all earlier messages of its method is padded to its true length in tonic's buffer, so that
+    /// tonic checks that length.
     pub learning: u64,
     /// Copied to a buffer that the caller has named for the reply: see
     /// [`LandIn`](crate::LandIn).
@@ -160,8 +161,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// The counters of a channel or a server. They also report TCP to the metrics recorder.
-            /// The connections report the fast path.
+            /// Creates the counters of a channel or a server. They also report TCP to the metrics
+            /// recorder. The connections report the fast path.
             pub(crate) fn of(side: Side) -> Self {
                 let (role, path) = (role(side), Path::Tcp.as_str());
                 Counters {
@@ -196,7 +197,7 @@ macro_rules! counters {
         }
 
         impl CopyCounters {
-            /// Counters that also report to the metrics recorder.
+            /// Creates counters that also report to the metrics recorder.
             pub(crate) fn told(role: &'static str, path: &'static str) -> Self {
                 CopyCounters {
                     $($reason: Counter::told(metrics::copied(role, path, stringify!($reason))),)*
@@ -216,8 +217,8 @@ macro_rules! counters {
         }
 
         impl Copied {
-            /// Each reason and its bytes. The name is the field's name here, and the label's value
-            /// in the metrics.
+            /// Each reason and its bytes. A reason's name is the name of its field, and the value
+            /// of the label in the metrics.
             pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($reason), self.$reason),)*].into_iter()
             }
@@ -313,7 +314,8 @@ impl ServerStats {
         self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
     }
 
-    /// Creates counters for a connection. Dropping them adds them to those of closed connections.
+    /// Creates counters for a connection. Dropping the counters adds their values to those of
+    /// closed connections.
     pub(crate) fn connection(&self) -> ConnectionCounters {
         let durations = self.tcp().durations.clone();
         let counters = Arc::new(Counters { durations, ..Counters::default() });
@@ -353,7 +355,7 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// A counter that reports to the metrics recorder.
+    /// Creates a counter that reports to the metrics recorder.
     fn told(told: RecorderCounter) -> Self {
         Counter { count: AtomicU64::new(0), told }
     }

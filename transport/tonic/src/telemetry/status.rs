@@ -12,7 +12,7 @@ pub(crate) fn of_headers(headers: &HeaderMap) -> Option<Code> {
     headers.get(Status::GRPC_STATUS).map(|value| Code::from_bytes(value.as_bytes()))
 }
 
-/// The status that tonic makes of an error.
+/// The status to which tonic converts an error.
 pub(crate) fn of_error(error: &(dyn Error + 'static)) -> Code {
     iter::successors(Some(error), |&error| error.source())
         .find_map(of_cause)
@@ -68,8 +68,9 @@ pub(crate) fn name(code: Code) -> &'static str {
     }
 }
 
-/// Whether a status is an error of this side, by OpenTelemetry's conventions for gRPC: at a client
-/// each but `OK`, and at a server those for which the caller is not to blame.
+/// Whether a status is an error of this side, by OpenTelemetry's conventions for gRPC. At a client,
+/// every status but `OK` is an error. At a server, only a status that the caller has not caused is
+/// an error.
 pub(crate) fn is_error(side: Side, code: Code) -> bool {
     match side {
         Side::Client => code != Code::Ok,

@@ -1,5 +1,5 @@
-//! Replaces the module `metrics` in a build without that feature. Nothing is recorded, and
-//! [`TransportStats`](crate::TransportStats) counts as before.
+//! Replaces the module `metrics` in a build without the feature `metrics`. Nothing is recorded, and
+//! [`TransportStats`](crate::TransportStats) still counts.
 
 use std::error::Error;
 use std::time::Duration;
@@ -99,7 +99,8 @@ impl ConnectionMeter {
     #[inline]
     pub(crate) fn polled(&self, _: usize) {}
 
-    /// The last argument is `Copied`, whose file needs this one.
+    /// The last argument is a `Copied`. Its type is not named, because the module of `Copied` uses
+    /// this module.
     #[inline]
     pub(crate) fn tell(&mut self, _: Stats, _: impl Copy) {}
 

@@ -6,14 +6,14 @@
 //! | `order` | pairs the devices of this host with the server's places |
 //!
 //! Each new channel begins with the next rail in turn. A channel has one connection until calls
-//! that transfer bulk overlap. Then it connects once on each rail that shares no device with those
-//! in use, and each such call goes to the connection with the fewest calls in flight. All other
-//! calls stay on the first connection: a second one would not make them faster, and on one
-//! connection they share messages and wake-ups.
+//! that transfer bulk overlap. Then the channel connects once on each rail that shares no device
+//! with the rails in use, and each call that transfers bulk goes to the connection with the fewest
+//! calls in flight. All other calls stay on the first connection. A second connection would not
+//! make these calls faster, and on one connection they share messages and wake-ups.
 //!
-//! The first connection decides the channel's path. If it is lost, a connection on another rail
-//! takes its place. A rail is tried last for a while if it failed while another one worked, or if
-//! its connection was lost soon.
+//! The first connection decides the channel's path. If the first connection is lost, a connection
+//! on another rail replaces it. A rail is tried last for a while if the rail failed while another
+//! one worked, or if its connection was lost soon.
 
 mod order;
 
@@ -35,8 +35,8 @@ pub(super) const MAX_RAILS: usize = 8;
 /// Maximum number of rails of one path that an attempt tries.
 const MAX_TRIES: usize = 8;
 
-/// The rails to the places of an Offer, path by path. Within a path, rails that share no device
-/// come first. `turn` selects the devices to begin with.
+/// Returns the rails to the places of an Offer, path by path. Within a path, rails that share no
+/// device come first. `turn` selects the devices of the first rail.
 pub(crate) async fn find(
     context: &Context,
     env_device: Option<&str>,
@@ -64,7 +64,7 @@ struct Used {
 /// Why a connection leaves its rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// The rail is not to blame: an attempt failed, or one end closed the connection.
+    /// An attempt failed, or one end closed the connection. The rail is not the cause.
     Closed,
     /// This host or the peer reported an obstacle that may pass, such as a port that is down.
     Blocked,
@@ -115,7 +115,7 @@ pub(crate) struct Rails {
 }
 
 impl Rails {
-    /// Creates the state without rails in use. `turn` selects the first rail. `most` is the maximum
+    /// Creates the state with no rail in use. `turn` selects the first rail. `most` is the maximum
     /// number of connections.
     pub(super) fn new(turn: usize, most: usize) -> Self {
         let most = most.clamp(1, MAX_RAILS);
@@ -162,7 +162,8 @@ impl Rails {
         may_try
     }
 
-    /// Records that a connection is up on a rail, and leaves through the device `local`.
+    /// Records that a connection is up on a rail. `local` is the device that the connection uses on
+    /// this host.
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
         let mut in_use = self.in_use();
@@ -173,8 +174,8 @@ impl Rails {
     }
 
     /// Records that a connection, or an attempt at one, has ended. A connection that is lost before
-    /// [`STABLE`] has passed counts as a failure of its rail, because the rail may carry everything
-    /// but long packets. A connection that held longer clears the rail's failures.
+    /// [`STABLE`] has passed counts as a failure of its rail, because the rail may lose long
+    /// packets only. A connection that held longer clears the rail's failures.
     pub(super) fn left(&self, connection: usize, why: Left, health: &RailHealth) {
         let mut in_use = self.in_use();
         let Some(at) = in_use.rails.iter().position(|used| used.connection == connection) else {
@@ -191,8 +192,8 @@ impl Rails {
         }
     }
 
-    /// Creates the state of the other connections with `open`, if there are rails for them and the
-    /// state does not exist yet.
+    /// Creates the state of the other connections with `open`, if further rails exist and the state
+    /// does not exist yet.
     pub(super) fn open_others(&self, mut open: impl FnMut(usize) -> Arc<Shared>) {
         if self.others.get().is_some() {
             return;
@@ -225,8 +226,8 @@ impl Rails {
             if least == 0 {
                 break;
             }
-            // While the first connection is down, start no other, because it would fail in the same
-            // way.
+            // While the first connection is down, start no other connection, because that one would
+            // fail in the same way.
             if best.is_some() {
                 other.start.begin();
             }
@@ -246,12 +247,12 @@ impl Rails {
         std::iter::once(first).chain(others).filter_map(Shared::established).collect()
     }
 
-    /// Whether another connection is up, which could replace the first.
+    /// Whether another connection is up, so that it could replace the first one.
     pub(super) fn has_another(&self) -> bool {
         self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))
     }
 
-    /// Makes a connection that is up the first one, and returns it.
+    /// Picks a connection that is up as the new first connection, and returns it.
     pub(super) fn promote(&self) -> Option<Fast> {
         let mut others = self.others.get()?.iter().zip(1..);
         let (fast, number) =

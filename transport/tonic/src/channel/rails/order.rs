@@ -1,15 +1,15 @@
 //! Pairs the devices of this host with the server's places.
 //!
 //! A place is reached from each device of this host that has an address in its network. If no
-//! device has such an address, the place is reached from each device whose interface the kernel
-//! routes it through, as in fabrics where each port has a network of its own (a /31). Without such
-//! a route, the device that the application has named is used, or else the kernel chooses the
-//! device. iWARP pairs only with iWARP.
+//! device has such an address, the place is reached from each device on the kernel's route to the
+//! place, as in fabrics where each port has its own network (a /31). Without such a route, the
+//! device that the application has named is used, or else the kernel chooses the device. iWARP
+//! pairs only with iWARP.
 //!
-//! Routed rails come after neighbours, and those whose device the kernel chooses come last, in the
-//! server's order, which begins with the place that the client reached over TCP. The i-th device of
-//! this host is paired with the server's i-th device before any other, so that the first rails
-//! share no device at either end, as in networks where rails do not meet.
+//! Routed rails come after rails within one network. Rails whose device the kernel chooses come
+//! last, in the server's order, which begins with the place that the client reached over TCP. The
+//! i-th device of this host is paired with the server's i-th device before any other. So the first
+//! rails share no device at either end, as in networks where rails do not meet.
 
 use std::net::IpAddr;
 
@@ -24,11 +24,11 @@ use crate::path::Path;
 pub(crate) struct Rail {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// This host's address to connect from. With `None`, the kernel chooses it.
+    /// This host's address to connect from. With `None`, the kernel chooses the address.
     pub(crate) source: Option<IpAddr>,
     /// Whether a router is between the two devices.
     routed: bool,
-    /// The device that has this address.
+    /// The device of this host that has the address `source`.
     pub(super) local: Option<String>,
     /// The server's device, or its address if the server has not named the device.
     pub(super) remote: String,
@@ -43,7 +43,7 @@ impl Rail {
         (self.source, self.addr.ip().map(|addr| addr.ip()))
     }
 
-    /// Whether the two rails may share a device, at either end.
+    /// Whether the two rails may share a device at either end.
     pub(super) fn meets(&self, other: &Rail) -> bool {
         self.remote == other.remote
             || self.local.is_none()
@@ -52,8 +52,8 @@ impl Rail {
     }
 }
 
-/// The rails to places of one path. Those that share no device come first. `turn` selects the
-/// devices to begin with.
+/// Returns the rails to places of one path. Rails that share no device come first. `turn` selects
+/// the devices of the first rail.
 pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<Rail> {
     let pairs: Vec<_> = places.into_iter().flat_map(|place| from_each(place, sources)).collect();
     let locals = distinct(sources.addresses.iter().map(|source| source.device.as_str()));
@@ -99,7 +99,7 @@ fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
         apart: 1,
         far: source.is_some_and(|source| from.far.contains(&source.device)),
     };
-    // This host reaches its own address internally, through no other device.
+    // This host reaches its own address internally, without any other device.
     let Some(ip) = place.addr.ip().map(|addr| addr.ip()).filter(|ip| !is_own(*ip, sources)) else {
         return vec![rail(None, false)];
     };

@@ -1,8 +1,9 @@
 //! Bare connections, which carry SENDs and WRITEs without calls for a client's diagnosis to
 //! measure.
 //!
-//! The server serves one at a time, for [`LIMIT`] at most, with landing memory for eight messages.
-//! A bare connection needs a ticket and counts towards the limit of connections, like any other.
+//! The server serves one bare connection at a time, for [`LIMIT`] at most, with landing memory for
+//! eight messages. A bare connection needs a ticket and counts towards the limit of connections,
+//! like any other.
 
 use tonic_rdma_fabric::bare::{self, BareError, Limits};
 use tonic_rdma_fabric::{Incoming, LinkError};
@@ -57,7 +58,8 @@ impl FastPath {
             }
             () = draining(self.drain.clone()) => {}
         }
-        // Return the memory now, because possibly no other connection exists that would return it.
+        // Return the memory at once, because possibly no other connection exists that would return
+        // it.
         pool.trim_now();
     }
 }

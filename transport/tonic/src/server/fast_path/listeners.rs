@@ -30,13 +30,13 @@ struct Entry {
 }
 
 enum State {
-    /// Not accepting yet. Requests wait in the listener's queue.
+    /// No task accepts connections yet. Requests wait in the listener's queue.
     Idle(Option<(Listener, Pool)>),
     /// A task accepts connections.
     Accepting(AbortHandle),
 }
 
-/// The listeners of one path, which close when this is dropped.
+/// The listeners of one path. Dropping this struct closes them.
 #[derive(Default)]
 pub(crate) struct Listeners {
     entries: Vec<Entry>,
@@ -79,7 +79,7 @@ impl Listeners {
     }
 
     /// Passes the connect requests of all listeners to `accept` until a listener ends, and returns
-    /// the reason. Never returns while there is no listener.
+    /// the reason. Without a listener, never returns.
     ///
     /// Cancel safe: the tasks keep accepting.
     pub(super) async fn accept<F>(&mut self, accept: F) -> Reason
@@ -103,7 +103,8 @@ impl Listeners {
         loop {
             match tasks.join_next().await {
                 Some(Ok((key, reason))) => {
-                    // A listener that was closed by now has been replaced or is no longer needed.
+                    // A listener that is missing here was closed, because another replaced it or it
+                    // is no longer needed.
                     entries.retain(|entry| {
                         entry.key != key
                             || matches!(&entry.state, State::Accepting(task) if !task.is_finished())

@@ -52,8 +52,7 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Pause if the cause may pass by itself, because the process has no thread or no memory at the
-/// moment.
+/// Pause if the process has no thread or no memory at the moment, a cause that may pass by itself.
 const RETRY_SOON: Duration = Duration::from_secs(5);
 /// Pause after a listener has ended, so that repeated ends do not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -70,18 +69,19 @@ pub(super) struct FastPath {
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
     pub(super) log: Logging,
-    /// Every connection holds it through this struct's `Arc`. Shutdown waits until it is dropped.
+    /// Every connection holds this sender through the `Arc` of the struct. Shutdown waits until the
+    /// sender is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
 
 /// Throttles one server's log lines.
 #[derive(Default)]
 pub(super) struct Logging {
-    /// Connections that are refused or cannot be established.
+    /// Throttle for connections that are refused or cannot be established.
     refusals: LogThrottle,
-    /// Connections that end.
+    /// Throttle for connections that end.
     ends: LogThrottle,
-    /// Listeners, which come and go with devices and addresses.
+    /// Throttle for listeners, which start and end with devices and addresses.
     listeners: LogThrottle,
 }
 
@@ -91,13 +91,13 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Updates `listeners`. If the TCP side's address belongs to a device of the path, there is one
-    /// listener, at that address. Otherwise there is a listener at each address of a device.
-    /// Existing listeners stay.
+    /// Updates `listeners`. If the TCP side's address belongs to a device of the path, one listener
+    /// listens at that address. Otherwise a listener listens at each address of a device. Existing
+    /// listeners stay.
     ///
     /// # Errors
     ///
-    /// The reason why there is no listener.
+    /// The reason why no listener exists.
     async fn listen(
         &self,
         path: Path,
@@ -105,7 +105,8 @@ impl FastPath {
         listeners: &mut Listeners,
     ) -> Result<(), Reason> {
         if self.settings.plaintext.denies(path, false) {
-            // Check for a device first, so that a host without one gets that reason.
+            // Check for a device first, so that a host without a device gets the missing device as
+            // the reason.
             self.context.check(path, self.env_device.as_deref()).await?;
             return Err(plaintext::denied_by_server());
         }
@@ -179,7 +180,7 @@ impl FastPath {
     }
 
     /// Serves one path until dropped. Accepts connections. Listens again after a listener has
-    /// ended, after devices or addresses have changed, and periodically while there is no listener.
+    /// ended, after devices or addresses have changed, and periodically while no listener exists.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
@@ -267,7 +268,8 @@ impl FastPath {
             options.type_of_service(this.settings.type_of_service);
             options.copy_on_delivery(this.settings.copy_on_delivery);
             options.land_in(&this.settings.allocators);
-            // Check the room here, so that the client gets the reason.
+            // Check for room before the connection is accepted, so that a refused client gets the
+            // reason.
             let room =
                 pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
@@ -283,8 +285,8 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
-                    // Return the memory now, because possibly no other connection exists that would
-                    // return it.
+                    // Return the memory at once, because possibly no other connection exists that
+                    // would return it.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
                     throttled!(in this.log.refusals, warn, %peer, %reason, "fast path not established");
@@ -333,7 +335,7 @@ impl FastPath {
     ) {
         let ends = link.peer().clone();
         tracing::debug!(peer = %ends, "fast path open");
-        // Memory that is lent to this client is lent to no other process.
+        // Lend this client memory that no other process borrows.
         let pool = pool.for_peer();
         extensions.insert(RdmaConnectInfo {
             path: Path::of(&ends),
@@ -403,7 +405,8 @@ impl Limits {
     }
 
     /// Waits for the turn of a request that has this place. `own` counts the client's handshakes.
-    /// `None` if the client has too many, or if its turn does not come.
+    /// Returns `None` if the client has too many handshakes, or if the turn does not come within
+    /// [`TURN_LIMIT`].
     async fn turn(&self, place: OwnedSemaphorePermit, own: Option<Handshakes>) -> Option<Turn> {
         let own = match own {
             Some(Handshakes(own)) => Some(own.try_acquire_owned().ok()?),
@@ -420,7 +423,7 @@ struct Turn {
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
-/// Listens on `addr`, or on a free port if that port is taken or shared with TCP (iWARP).
+/// Listens on `addr`, or on a free port if the port of `addr` is taken or shared with TCP (iWARP).
 fn listen_near(
     fabric: &Fabric,
     addr: SocketAddr,

@@ -28,8 +28,8 @@ pub(super) fn reject_for(error: &PoolError) -> Reject {
     }
 }
 
-/// Uses a ticket for a connection over `path`. The error is the rejection, and why the ticket is
-/// not valid for the path.
+/// Uses a ticket for a connection over `path`. The error contains the rejection, and the reason why
+/// the ticket is not valid for the path.
 pub(super) fn redeem(
     tickets: &Tickets,
     ticket: Ticket,

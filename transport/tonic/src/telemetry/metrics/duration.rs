@@ -1,7 +1,8 @@
 //! The durations of calls.
 //!
 //! A channel, and a server, keep the handles of the histogram of each path and status. A call reads
-//! the clock twice, and only if a recorder was installed before the channel or the server was made.
+//! the clock twice if a recorder was installed before the channel or the server was made, and
+//! otherwise not at all.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +23,7 @@ const CODES: usize = 17;
 /// Number of paths.
 const PATHS: usize = 4;
 
-/// The histograms of a channel's or a server's calls. Empty without a recorder.
+/// The histograms of a channel's or a server's calls. `None` without a recorder.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Durations(Option<Arc<Histograms>>);
 
@@ -76,8 +77,8 @@ impl Histograms {
     }
 }
 
-/// Measures a call from its start to its end. When it is dropped before, the call was cancelled, or
-/// has panicked.
+/// Measures a call from its start to its end. If the timer is dropped before the end, the call was
+/// cancelled or has panicked.
 #[derive(Debug, Default)]
 pub(crate) struct CallTimer(Option<Running>);
 
@@ -85,18 +86,18 @@ pub(crate) struct CallTimer(Option<Running>);
 struct Running {
     began: Instant,
     histograms: Arc<Histograms>,
-    /// `None` until the call has one. A call without a path is not recorded.
+    /// `None` until the call has a path. A call without a path is not recorded.
     path: Option<Path>,
 }
 
 impl CallTimer {
-    /// Whether a call is measured that has not ended.
+    /// Whether the timer measures a call that has not ended.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The call takes TCP.
+    /// Records that the call takes TCP.
     #[inline]
     pub(crate) fn took_tcp(&mut self) {
         if let Some(running) = &mut self.0 {
@@ -104,7 +105,7 @@ impl CallTimer {
         }
     }
 
-    /// The call takes the fast path to `peer`.
+    /// Records that the call takes the fast path to `peer`.
     #[inline]
     pub(crate) fn took_fast(&mut self, peer: &PeerInfo) {
         if let Some(running) = &mut self.0 {
@@ -112,14 +113,14 @@ impl CallTimer {
         }
     }
 
-    /// The call ends with a status. Later ends are ignored.
+    /// Ends the call with a status. Later ends are ignored.
     pub(crate) fn end(&mut self, code: Code) {
         if let Some(Running { began, histograms, path: Some(path) }) = self.0.take() {
             histograms.get(path, code).record(began.elapsed().as_secs_f64());
         }
     }
 
-    /// The call ends if there is a status among these headers.
+    /// Ends the call if these headers contain a status.
     #[inline]
     pub(crate) fn end_with(&mut self, headers: &HeaderMap) {
         if self.0.is_some()
@@ -129,7 +130,7 @@ impl CallTimer {
         }
     }
 
-    /// The call fails.
+    /// Ends the call with the status of `error`.
     #[inline]
     pub(crate) fn fail(&mut self, error: &(dyn Error + 'static)) {
         if self.0.is_some() {
@@ -137,8 +138,9 @@ impl CallTimer {
         }
     }
 
-    /// The response's body has ended. At a client a status is missing, which tonic reports as
-    /// `UNKNOWN`. At a server this was no call of gRPC, and is not recorded.
+    /// Ends the call when the response's body ends without a status. At a client, tonic reports the
+    /// missing status as `UNKNOWN`. At a server, the request was not a gRPC call and is not
+    /// recorded.
     #[inline]
     pub(crate) fn body_ended(&mut self) {
         match self.0.as_ref().map(|running| running.histograms.side) {
@@ -148,7 +150,7 @@ impl CallTimer {
         }
     }
 
-    /// Records nothing.
+    /// Ends the measurement without a record.
     pub(crate) fn forget(&mut self) {
         self.0 = None;
     }

@@ -35,7 +35,7 @@ pub(crate) struct ConnectionMeter {
     /// The values reported so far.
     told: Stats,
     told_copied: Copied,
-    /// When the peer's device was asked for an answer that has not come.
+    /// When the peer's device was asked for a proof of life that it has not answered yet.
     asked: Option<Instant>,
 }
 
@@ -110,12 +110,12 @@ impl ConnectionMeter {
         }
     }
 
-    /// Notes that the peer's device was asked for a proof of life.
+    /// Records that the peer's device was asked for a proof of life.
     pub(crate) fn asked(&mut self) {
         self.asked = Some(Instant::now());
     }
 
-    /// Records the time that the answer took.
+    /// Records the time until the peer's device answered.
     pub(crate) fn answered(&mut self, peer: &PeerInfo) {
         if let Some(asked) = self.asked.take() {
             round_trip(Path::of(peer), &peer.device, asked.elapsed());

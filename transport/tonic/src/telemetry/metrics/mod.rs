@@ -2,7 +2,7 @@
 //!
 //! [`ALL`] lists the metrics for programs, [`describe`] registers their descriptions with a
 //! recorder, and [`Context::record_metrics`](crate::Context::record_metrics) records the metrics of
-//! pools. The rest of this page is docs/metrics.md of the repository.
+//! pools. The rest of this page comes from docs/metrics.md in the repository.
 #![doc = include_str!("../../../docs/metrics.md")]
 
 mod duration;

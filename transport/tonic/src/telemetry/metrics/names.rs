@@ -6,14 +6,15 @@ use ::metrics::Unit;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// The name by Prometheus' conventions: in the base unit, and ending with `_total` for a
+    /// The name by Prometheus' conventions: it states the base unit, and ends with `_total` for a
     /// counter.
     pub name: &'static str,
     /// The kind of metric.
     pub kind: Kind,
-    /// The unit of its value. `None` for a plain number.
+    /// The unit of the metric's value. `None` for a plain number.
     pub unit: Option<Unit>,
-    /// The labels of each of its series. `error_type` is absent from series that are no errors.
+    /// The labels of each of the metric's series. `error_type` is absent from series that do not
+    /// count errors.
     pub labels: &'static [&'static str],
     /// A description in one sentence.
     pub help: &'static str,

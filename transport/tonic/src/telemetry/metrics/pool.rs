@@ -1,5 +1,5 @@
-//! The metrics of pools. They change with every buffer, so they are read on request instead of
-//! being reported on each change.
+//! The metrics of pools. The values change with every buffer, so they are read on request instead
+//! of being reported on each change.
 
 use ::metrics::{counter, gauge};
 use tonic_rdma_memory::PoolStats;
@@ -10,14 +10,14 @@ use crate::telemetry::metrics::names::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAIT
 impl Context {
     /// Records the metrics of this context's pools with the [`metrics`](::metrics) facade:
     /// `tonic_rdma_pool_bytes`, `tonic_rdma_pool_registrations_total` and
-    /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call it before each
-    /// scrape, or periodically.
+    /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call this method before
+    /// each scrape, or periodically.
     ///
     /// Contexts that share a device also share its series, so record only one of them.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, some metrics are not recorded. It can be called again.
+    /// If the future is dropped, some metrics are not recorded. The method can be called again.
     pub async fn record_metrics(&self) {
         for (device, stats) in self.pool_stats().await {
             for (state, bytes) in states(&stats) {
@@ -29,7 +29,7 @@ impl Context {
     }
 }
 
-/// All registered bytes, by their current use.
+/// Divides all registered bytes by their current use.
 fn states(stats: &PoolStats) -> [(&'static str, usize); 7] {
     let landed = stats.granted + stats.filled;
     // The values are read one by one while they change, so the difference must not underflow.

@@ -1,4 +1,5 @@
-//! Records single events. Rare events look up their metric. Events of calls have a handle.
+//! Records single events. A rare event looks up its metric. An event of a call uses a handle that
+//! was looked up before.
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ pub(crate) fn handshake(path: Path, took: Duration) {
     histogram!(HANDSHAKE, "path" => path.as_str()).record(took.as_secs_f64());
 }
 
-/// Records the time in which a peer's device has answered.
+/// Records the time until a peer's device answered.
 pub(crate) fn round_trip(path: Path, device: &str, took: Duration) {
     histogram!(ROUND_TRIP, "device" => device.to_owned(), "path" => path.as_str())
         .record(took.as_secs_f64());
