@@ -24,7 +24,7 @@ pub(super) struct Settings {
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
     pub(super) takes: Takes,
-    /// Whether the pool's own memory is not lent.
+    /// Whether messages in pool memory are not lent.
     pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
     pub(super) busy_poll_limit: Option<Duration>,
@@ -33,10 +33,11 @@ pub(super) struct Settings {
 
 impl ContextBuilder {
     /// Set the size and kind of the pool of each device, and of shared memory. A total that is not
-    /// set follows from the machine. For a device that is 64 MiB if RLIMIT_MEMLOCK limits this
-    /// process, and less if the limit requires it; otherwise it is a sixteenth of memory, 64 MiB to
-    /// 1 GiB. For shared memory, which is not pinned, it is an eighth of memory, 512 MiB to 2 GiB,
-    /// and at most a quarter of memory. Memory is allocated only as it is used.
+    /// set follows from the machine. If RLIMIT_MEMLOCK limits this process, a device's total is 64
+    /// MiB, or less if the limit requires it. Otherwise a device's total is a sixteenth of memory,
+    /// from 64 MiB to 1 GiB. The total for shared memory, which is not pinned, is an eighth of
+    /// memory, from 512 MiB to 2 GiB, and at most a quarter of memory. Memory is allocated only
+    /// when it is used.
     ///
     /// `TONIC_RDMA_POOL`, if set, overrides the total: one size for all pools (`512MiB`), or one
     /// for each kind (`verbs=64MiB,shm=2GiB`). The parts that are set keep their proportions.
@@ -46,13 +47,13 @@ impl ContextBuilder {
     }
 
     /// Use only this RDMA device, named as in `rdma link`. `TONIC_RDMA_DEVICE`, if set, overrides
-    /// this.
+    /// this setting.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.0.device = Some(name.into());
         self
     }
 
-    /// Set which processes on this host may share memory, by the user that they run as. Default is
+    /// Set which processes on this host may share memory, by the user of each process. Default is
     /// the process's own user, and root. A client checks its server, and a server its clients.
     /// Connections that fail the check stay on RDMA or TCP.
     pub fn shm_access(mut self, access: ShmAccess) -> Self {
@@ -60,33 +61,34 @@ impl ContextBuilder {
         self
     }
 
-    /// Set which processes on this host are lent messages instead of receiving copies. Default is
+    /// Set to which processes on this host messages are lent instead of copied. Default is
     /// [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory of
     /// [`Context::register_lendable`](crate::Context::register_lendable). The setting concerns
-    /// shared memory and what this process sends, to peers whose program has turned
+    /// messages that this process sends over shared memory to peers whose program has turned
     /// [`borrowing`](Self::borrowing) on.
     ///
-    /// The peer reads a lent message where it lies, so no byte of it is copied. That requires a
-    /// buffer of [`Channel::pool`](crate::Channel::pool) in a field of type `bytes` of at least 32
-    /// KiB, with at most 4 KiB around it. The buffer returns to the pool when the reader has
-    /// dropped the last slice of it. At most three quarters of the pool's memory for sending are
-    /// lent at a time. Further messages are copied, so a reader that keeps what it received delays
-    /// no other.
+    /// The peer reads a lent message in place, so no byte of the message is copied. A message can
+    /// be lent if a field of type `bytes` of at least 32 KiB is a buffer of
+    /// [`Channel::pool`](crate::Channel::pool), and the rest of the message has at most 4 KiB. The
+    /// buffer returns to the pool when the reader has dropped the last slice of the buffer. At most
+    /// three quarters of the pool's memory for sending are lent at a time. Further messages are
+    /// copied, so a reader that keeps received messages does not delay other readers.
     ///
     /// **Each process maps the memory for sending of its connection's pool, read-only**:
     /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
-    /// request. The peer sees the content of buffers from that pool, and nothing else. A message in
-    /// another connection's buffer is copied. For a peer that runs as another user, use
+    /// request. The peer sees only the content of buffers from that pool. A message in another
+    /// connection's buffer is copied. For a peer that runs as another user, use
     /// [`Lending::OneProcess`], which names the process. As over RDMA, the sending process could
-    /// change a message while it is read, so a reader that does not trust it must not borrow.
+    /// change a message while the peer reads it, so a peer that does not trust the sender must not
+    /// borrow.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self
     }
 
-    /// Set whether peers on this host may lend this process what they send over shared memory. Off
-    /// by default: a peer then copies its messages, and a peer that lends anyway violates the
-    /// protocol.
+    /// Set whether peers on this host may lend this process messages that they send over shared
+    /// memory. Off by default: a peer then copies its messages, and a peer that lends anyway
+    /// violates the protocol.
     ///
     /// With `true` this process maps its peers' memory, read-only, and a field of type `Bytes` may
     /// lie in memory that the peer can change. The peer has to turn [`lending`](Self::lending) on.
@@ -97,34 +99,35 @@ impl ContextBuilder {
         self
     }
 
-    /// Set whether this process maps buffers of programs on this host, to write messages into them.
-    /// Off by default: a peer that offers such a buffer anyway violates the protocol.
+    /// Set whether this process maps buffers of programs on this host, to write messages into these
+    /// buffers. Off by default: a peer that offers a buffer anyway violates the protocol.
     ///
-    /// A peer offers such a buffer if it receives into a [`LandIn`](crate::LandIn) of a
-    /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true` this process writes
-    /// the message where it is to land. Otherwise the peer copies the message to that place in
-    /// addition. The setting concerns shared memory and what this process sends.
+    /// A peer offers a buffer if the peer receives into a [`LandIn`](crate::LandIn) of a
+    /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true`, this process writes
+    /// the message directly into the buffer. Otherwise the message lands elsewhere, and the peer
+    /// copies the message into the buffer. The setting concerns messages that this process sends
+    /// over shared memory.
     pub fn map_peer_buffers(mut self, map: bool) -> Self {
         self.0.takes.named = map;
         self
     }
 
     /// Set whether [`lending`](Self::lending) applies to messages in pool memory as well, or only
-    /// to those in memory of [`Context::register_lendable`](crate::Context::register_lendable).
-    /// Default is true. Set it to false to lend selected memory and show peers nothing else.
+    /// to messages in memory of [`Context::register_lendable`](crate::Context::register_lendable).
+    /// Default is true. With false, only selected memory is lent, and peers see no other memory.
     pub fn lend_pool(mut self, lend_pool: bool) -> Self {
         self.0.keeps_pool = !lend_pool;
         self
     }
 
-    /// Limit the number of bytes that one connection may have pinned. They consist of control
+    /// Limit the number of bytes that one connection may have pinned. The bytes consist of control
     /// memory, 82 to 408 KiB, and of landing memory that the peer may write to or that holds data
     /// not yet released. Default is the size of the pool. At least 256 KiB remain for landing.
     ///
-    /// While other connections wait for memory, a connection returns what exceeds its share of the
-    /// pool. Otherwise it may use memory up to the limit. Messages that do not fit into the rest of
-    /// the limit land in parts, or wait until the reader has released earlier messages. The longest
-    /// message that lands in one piece is half the limit.
+    /// While other connections wait for memory, a connection returns the memory that exceeds its
+    /// share of the pool. Otherwise the connection may use memory up to the limit. Messages that do
+    /// not fit into the rest of the limit land in parts, or wait until the reader has released
+    /// earlier messages. The longest message that lands in one piece is half the limit.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.0.pinned_per_peer = Some(bytes);
         self
@@ -133,11 +136,11 @@ impl ContextBuilder {
     /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
     ///
     /// Within the limit, an end polls for as long as a sleep costs on this machine, and only while
-    /// it expects messages within that time. That is four times the duration of a wake-up, which
-    /// the transport measures, or five times if the peer has to be woken. In the long run, the
-    /// unsuccessful polls of all connections of the process take at most one eighth of one
-    /// processor, and an idle connection does not poll. Zero disables polling, and costs a wake-up
-    /// for each message that arrives alone.
+    /// it expects messages within that time. The cost of a sleep is four times the duration of a
+    /// wake-up, which the transport measures, or five times if the peer has to be woken. In the
+    /// long run, the unsuccessful polls of all connections of the process take at most one eighth
+    /// of one processor, and an idle connection does not poll. With zero, an end does not poll, and
+    /// each message that arrives alone costs a wake-up.
     pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
         self.0.busy_poll_limit = Some(limit);
         self

@@ -1,6 +1,7 @@
-//! Watches for RDMA devices, ports and addresses that appear or disappear. A path is then tried
-//! again as soon as it may be available, and a removed device is released. The kernel reports most
-//! changes ([`HostWatch`]). An idle process also looks once in [`QUIET`].
+//! Watches for RDMA devices, ports and addresses that appear or disappear. After a change, a path
+//! is tried again as soon as it may be available, and a removed device is released. The kernel
+//! reports most changes ([`HostWatch`]). An idle process also takes a snapshot of the host once in
+//! [`QUIET`].
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,10 +19,11 @@ use crate::executor::boxed;
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
-/// Time between two snapshots of the host while something changes, and wherever the kernel does not
-/// report changes. A snapshot costs some system calls.
+/// Time between two snapshots of the host while the host changes, or if the kernel does not report
+/// changes. A snapshot costs some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two snapshots while no change is reported. The kernel never reports RLIMIT_MEMLOCK.
+/// Time between two snapshots while no change is reported. The kernel never reports changes of
+/// RLIMIT_MEMLOCK.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// The task that compares snapshots of the host. It runs from the first request for an RDMA path
@@ -46,8 +48,8 @@ impl InUse {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(addr);
     }
 
-    /// Reads files and asks the kernel, which takes longer the more devices there are. `None` if no
-    /// thread is available or the runtime shuts down.
+    /// Takes a snapshot by reading files and asking the kernel, in a time that grows with the
+    /// number of devices. Returns `None` if no thread is available or the runtime shuts down.
     async fn snapshot(&self) -> Option<HostSnapshot> {
         let in_use = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         off_worker(move || HostSnapshot::now(&in_use)).await.ok()
@@ -90,10 +92,10 @@ impl DeviceMonitor {
         self.watch.get_or_init(|| HostWatch::new().inspect_err(untold).ok()).as_ref()
     }
 
-    /// Starts the task if it does not run. A task that ended with its runtime is replaced.
+    /// Starts the task if the task is not running. A task that ended with its runtime is replaced.
     ///
-    /// `forget_removed` releases devices that were removed. It returns whether there were any, or
-    /// `None` if the context is gone, which ends the task.
+    /// `forget_removed` releases devices that were removed, and returns whether it found any. If
+    /// the context is gone, `forget_removed` returns `None`, and the task ends.
     pub(super) fn start<F, Fut>(&self, forget_removed: F)
     where
         F: Fn() -> Fut + Send + 'static,
@@ -132,8 +134,8 @@ async fn monitor<F, Fut>(
     };
     let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut removed = false;
-    // Whether no change is under way: the state may change only after the kernel has reported the
-    // change.
+    // Whether no change is under way. The state of the host may change only after the kernel has
+    // reported the change.
     let mut settled = true;
     loop {
         let mut told = false;
@@ -166,7 +168,7 @@ async fn monitor<F, Fut>(
     }
 }
 
-/// Changes on this host that may restore or end a path. The default value never reports one.
+/// Changes on this host that may restore or end a path. The default value never reports a change.
 #[derive(Debug, Default)]
 pub(crate) struct Changes(Option<(watch::Receiver<Arc<HostSnapshot>>, InUse)>);
 
@@ -190,7 +192,8 @@ impl Changes {
         std::future::pending().await
     }
 
-    /// Marks all changes so far as seen, and returns what now keeps the connection from its peer.
+    /// Marks all changes so far as seen, and returns the reason if the connection cannot reach its
+    /// peer now.
     pub(crate) fn obstacle(&mut self, connection: &PeerInfo) -> Option<Reason> {
         let (changes, in_use) = self.0.as_mut()?;
         let host = changes.borrow_and_update().clone();

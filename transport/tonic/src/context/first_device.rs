@@ -1,4 +1,4 @@
-//! The RDMA device that a host uses if none is named.
+//! The RDMA device that a host uses if no device is named.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,8 +8,8 @@ use crate::context::survey::Survey;
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
-/// Remembers why there is no device, as long as the kernel has none. The search needs a thread, and
-/// programs that connect for each call repeat it each time.
+/// Remembers why this host has no device, as long as the kernel has no device. The search needs a
+/// thread, and programs that connect for each call would repeat the search each time.
 #[derive(Default)]
 pub(super) struct FirstDevice {
     missing: OnceLock<FabricError>,
@@ -22,8 +22,8 @@ impl FirstDevice {
         &self.survey
     }
 
-    /// Opens the first usable device, or the one of this name, and tells whether it is the only
-    /// one. `host` is the device monitor's last snapshot.
+    /// Opens the first usable device, or the device of this name, and returns whether it is the
+    /// only one. `host` is the device monitor's last snapshot.
     pub(super) async fn open(
         &self,
         only: Option<String>,

@@ -47,7 +47,7 @@ use crate::path::reason::Reason;
 use crate::path::{Path, from_error};
 
 /// RDMA devices and shared memory on this host, with one pool for each. All channels and servers
-/// that use a clone of the context share them.
+/// that use a clone of the context share these devices and pools.
 ///
 /// [`Context::global`] serves the whole process, and is the default of endpoints and servers.
 /// Nothing is opened or pinned before the first connection needs it, so a process that stays on TCP
@@ -73,8 +73,8 @@ struct Inner {
 #[derive(Default)]
 struct ContextState {
     shm: OnceLock<Fabric>,
-    /// Keyed by device name. Locked while a pool is created, so that it is created once, and while
-    /// application memory is registered with all pools.
+    /// Pools by device name. The lock is held while a pool is created, so that each pool is created
+    /// once, and while application memory is registered with all pools.
     pools: Mutex<HashMap<String, Held>>,
     /// Registered application memory.
     regions: Regions,
@@ -110,7 +110,7 @@ impl Context {
         ContextBuilder::default()
     }
 
-    /// The paths over these fabrics, in their order.
+    /// The paths over `fabrics`, in the order of `fabrics`.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
         #[cfg(feature = "test-util")]
         if !self.0.settings.sim.is_empty() {
@@ -123,7 +123,7 @@ impl Context {
         fabrics.iter().map(path).collect()
     }
 
-    /// The only device to use, if one is named. The environment overrides the builder.
+    /// The only device to use, as the environment or else the builder names it.
     pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
         env.map(str::to_owned).or_else(|| self.0.settings.device.clone())
     }
@@ -156,8 +156,8 @@ impl Context {
         pool_size::pinned(self.0.settings.pool.clone(), ignores_ipc_lock)
     }
 
-    /// Whether the operator or the program has set the size of RDMA devices' pools. `None` if it
-    /// follows from the machine.
+    /// Whether the operator or the program has set the size of RDMA devices' pools. `None` if the
+    /// size follows from the machine.
     #[cfg(feature = "diagnose")]
     pub(crate) fn pool_size_set_by(&self) -> Option<PoolSizeBy> {
         match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {
@@ -187,9 +187,8 @@ impl Context {
         self.0.settings.sim.first().cloned().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
-    /// Checks whether this host has a usable device for the path. If there is only one RDMA device,
-    /// or one was named, this also creates its pool, because no connection could use another
-    /// device.
+    /// Checks whether this host has a usable device for the path. If only one device can be used,
+    /// the check also creates the device's pool.
     pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
         let only = self.only(env_device);
         let named = only.is_some();
@@ -263,8 +262,8 @@ impl Context {
         Ok((fabric, pool))
     }
 
-    /// The places where a server listens for a path. On RDMA that is the address of the TCP port if
-    /// a device has it, and otherwise every address of a device.
+    /// The places where a server listens for a path. On RDMA, the place is the TCP port's address
+    /// if a device has it, and otherwise every address of a device.
     pub(crate) async fn local(
         &self,
         path: Path,
@@ -356,7 +355,7 @@ impl Context {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: it changes nothing.
+    /// Cancel safe: the method changes nothing.
     pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
         let pools = self.0.state.pools.lock().await;
         let mut stats: Vec<_> =
@@ -365,7 +364,7 @@ impl Context {
         stats
     }
 
-    /// The pool of a device, created at its first use.
+    /// Returns the pool of a device, which is created at its first use.
     pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.state.pools.lock().await;
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
@@ -420,8 +419,8 @@ impl Context {
         });
     }
 
-    /// Releases devices that were removed, because the kernel waits for that. Returns whether there
-    /// were any.
+    /// Releases devices that were removed, because the kernel waits for their release. Returns
+    /// whether any device was removed.
     async fn forget_removed(&self) -> bool {
         let mut pools = self.0.state.pools.lock().await;
         let before = pools.len();
@@ -436,7 +435,7 @@ impl Context {
     }
 }
 
-/// Every usable device, with its addresses to listen on.
+/// Returns every usable device, with its addresses to listen on.
 fn places(
     survey: &Survey,
     seen: Arc<HostSnapshot>,
@@ -471,7 +470,7 @@ async fn blocking<T: Send + 'static>(
     off_worker(f).await.map_err(from_error::no_thread)?.map_err(from_error::fabric)
 }
 
-/// A number that differs between processes and calls. It need not be secret.
+/// Returns a number that differs between processes and calls. The number need not be secret.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

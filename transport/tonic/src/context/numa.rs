@@ -1,11 +1,11 @@
 //! Finds devices on another NUMA node than this process.
 
-/// The NUMA node of a device that this process does not run on. Processors are listed as in
-/// `0-3,8`.
+/// The NUMA node of a device, if this process does not run on that node. Processors are listed as
+/// in `0-3,8`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FarNode {
     pub(crate) node: u32,
-    /// The processors of the node.
+    /// The processors of the device's node.
     pub(crate) there: String,
     /// The processors that this process may run on.
     pub(crate) allowed: String,

@@ -7,12 +7,12 @@
 //! | for shared memory | pins nothing | an eighth of memory, within [`SHARED`] |
 //!
 //! No default is more than a quarter of memory, because all memory that peers may write to has to
-//! fit into it.
+//! fit into the machine's memory.
 //!
 //! "Memory" here is the machine's memory, or the part that this process's control group may use. A
 //! pool maps and pins memory on demand, so its size is an upper bound. The connections that
-//! transfer bulk at the same time share the pool. With 64 of them, each needs several MiB to keep
-//! several messages of 1 MiB in flight.
+//! transfer bulk at the same time share the pool. With 64 connections, each needs several MiB to
+//! keep several messages of 1 MiB in flight.
 //!
 //! `TONIC_RDMA_POOL` replaces the total that the program has set. Parts that the program has set
 //! keep their proportions.
@@ -35,7 +35,7 @@ const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 /// Bytes of the smallest default, for machines with very little memory.
 const SMALLEST: usize = 4 << 20;
 
-/// The sizes that the operator has set. A channel or server refuses bad ones when it starts.
+/// The sizes that the operator has set. A channel or server refuses bad sizes when it starts.
 pub(super) fn by_operator() -> PoolSizes {
     EnvSettings::read().map(|env| env.pool).unwrap_or_default()
 }
@@ -67,7 +67,8 @@ pub(super) fn of(fabric: &Fabric, config: PoolConfig) -> PoolConfig {
     }
 }
 
-/// `config` with the operator's total, its own, or the machine's, in this order of preference.
+/// Returns `config` with the operator's total, its own total, or the machine's total, in this order
+/// of preference.
 fn sized(
     config: PoolConfig,
     by_operator: Option<usize>,
@@ -76,14 +77,14 @@ fn sized(
     match (by_operator, config.configured_total()) {
         (None, Some(_)) => config,
         (None, None) => config.or_total(by_machine()),
-        // Here the program has set parts without a total: these are parts of the machine's total.
+        // If the program has set parts without a total, the parts refer to the machine's total.
         (Some(bytes), None) => config.or_total(by_machine()).rescale(bytes),
         (Some(bytes), Some(_)) => config.rescale(bytes),
     }
 }
 
-/// The `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of memory.
-/// The start of `range` if the memory is unknown.
+/// Returns the `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of
+/// memory. If the memory is unknown, returns the start of `range`.
 fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usize {
     let wanted = memory.map_or(0, |memory| ((memory / divisor) >> 20) << 20);
     let size = usize::try_from(wanted).unwrap_or(usize::MAX).clamp(*range.start(), *range.end());
@@ -93,8 +94,9 @@ fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usiz
     size.min(most.max(SMALLEST))
 }
 
-/// Bytes of memory that this process may use: the machine's, or the lowest limit of its control
-/// groups. See cgroups(7): `memory.max` in version 2, `memory.limit_in_bytes` in version 1.
+/// Returns the bytes of memory that this process may use: the machine's memory, or the lowest limit
+/// of the process's control groups. See cgroups(7): `memory.max` in version 2,
+/// `memory.limit_in_bytes` in version 1.
 fn available_memory(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;

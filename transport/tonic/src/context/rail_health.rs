@@ -1,4 +1,5 @@
-//! Remembers which rails of this host have failed lately, and which one is next.
+//! Remembers which rails of this host have failed lately, and the number of the next channel's
+//! first rail.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,15 +9,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Identifies a rail by this host's address, if it was chosen, and the server's. The port is left
-/// out, because it changes with each start of a server.
+/// Identifies a rail by this host's address, if that address was chosen, and by the server's
+/// address. The port is left out, because it changes with each start of a server.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
-/// How long a rail that has failed is tried after all other rails: the first time, and the longest.
-/// The time doubles with each further failure.
+/// How long a rail that has failed is tried after all other rails: the time after the first
+/// failure, and the maximum. The time doubles with each further failure.
 const AVOIDED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
-/// Maximum number of failed rails remembered.
+/// Maximum number of failed rails that are remembered.
 const MAX_FAILED: usize = 256;
 
 /// A rail that has failed.
@@ -39,9 +40,9 @@ impl RailHealth {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a failed rail. Either no connection could be made over this rail while one could be
-    /// made over another rail, or its connection was lost soon. If all rails fail, the server is
-    /// the cause, and the caller records none of them.
+    /// Records a failed rail. Either no connection could be made over this rail while another rail
+    /// worked, or the rail's connection was lost soon. If all rails fail, the server is the cause,
+    /// and the caller records none of them.
     pub(crate) fn has_failed(&self, rail: RailKey) {
         let (mut failed, now) = (self.failed(), Instant::now());
         let pause = match failed.get(&rail) {
@@ -66,7 +67,7 @@ impl RailHealth {
         self.failed().get(rail).is_some_and(|known| known.until > Instant::now())
     }
 
-    /// The next number. The first one is `first()`.
+    /// Returns the next number. The first number is `first()`.
     pub(super) fn turn(&self, first: impl FnOnce() -> usize) -> usize {
         let turns = self.turns.get_or_init(|| AtomicUsize::new(first()));
         turns.fetch_add(1, Ordering::Relaxed)

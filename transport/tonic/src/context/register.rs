@@ -8,23 +8,24 @@ use super::registered::{Region, RegisterRegionError, Registered};
 use super::{Context, Held};
 
 impl Context {
-    /// Registers application memory, so that its bytes are sent from where they lie: a mapped file,
-    /// a boxed slice, huge pages, a slab of a cache, or any other owner of bytes that neither move
-    /// nor change.
+    /// Registers application memory, so that its bytes are sent in place. The memory can be a
+    /// mapped file, a boxed slice, huge pages, a slab of a cache, or any other owner of bytes that
+    /// neither move nor change.
     ///
     /// The memory is registered once with each device that the context uses, now or when the
-    /// context first uses the device. It counts against RLIMIT_MEMLOCK in addition to the pools. A
-    /// later registration may fail, which is logged as a warning. [`Registered::devices`] then
-    /// leaves that device out, and over it the bytes are copied like any others. The pages are
-    /// pinned on a thread that may block.
+    /// context first uses the device. The memory counts against RLIMIT_MEMLOCK in addition to the
+    /// pools. If a later registration fails, the failure is logged as a warning,
+    /// [`Registered::devices`] leaves the device out, and messages over this device copy the bytes.
+    /// The pages are pinned on a thread that may block.
     ///
-    /// The memory need not be page-aligned. Devices only read it, so it may be mapped read-only. A
-    /// privately mapped file is copied from the page cache once, when it is pinned. A shared
-    /// mapping is not copied, but Linux before 6.2 pins it only if it is writable (EFAULT). A
-    /// mapped file may be truncated while it is registered, without ending the process: a SIGBUS
-    /// handler, installed with the first such memory, makes reads past the end return zeros. A
-    /// message with such memory fails with INTERNAL, or, the first time over shared memory, ends
-    /// its connection. [`Registered::is_truncated`] then returns true.
+    /// The memory need not be page-aligned. Devices only read the memory, so it may be mapped
+    /// read-only. A privately mapped file is copied from the page cache once, when its pages are
+    /// pinned. A shared mapping is not copied, but Linux before 6.2 pins it only if it is writable
+    /// (EFAULT). If a mapped file is truncated while it is registered, the process does not end: a
+    /// SIGBUS handler, which the first registration of a mapped file installs, makes reads past the
+    /// end return zeros. A message with memory of a truncated file fails with INTERNAL, or, the
+    /// first time over shared memory, ends its connection. [`Registered::is_truncated`] then
+    /// returns true.
     ///
     /// ```no_run
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
@@ -48,8 +49,8 @@ impl Context {
     /// Outside of a tokio runtime, if a device pins memory.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the memory is registered with no device, and is dropped once the
-    /// kernel has ended what it began.
+    /// If the future is dropped, the memory is registered with no device. The memory is dropped
+    /// once the kernel has ended a registration in progress.
     pub async fn register<T>(&self, memory: T) -> Result<Registered, RegisterRegionError>
     where
         T: AsRef<[u8]> + Send + 'static,
@@ -57,16 +58,17 @@ impl Context {
         self.register_region(Region::new(memory)?).await
     }
 
-    /// Registers application memory like [`register`](Self::register), and lets it be lent to
-    /// processes of this host, as [`ContextBuilder::lending`](crate::ContextBuilder::lending)
-    /// allows. Over shared memory, fields of 32 KiB and more that lie in it are then not copied
-    /// either: the peer reads them in place, and they return when it drops them.
+    /// Registers application memory like [`register`](Self::register), and allows this memory to be
+    /// lent to processes of this host, as
+    /// [`ContextBuilder::lending`](crate::ContextBuilder::lending) permits. Over shared memory,
+    /// fields of 32 KiB and more in this memory are then not copied either: the peer reads these
+    /// fields in place.
     ///
-    /// The memory is a file of its own, which those processes map, read-only and **whole**. They
-    /// see all of it and nothing else: with
+    /// The memory is its own file, which the borrowing processes map read-only and **whole**. These
+    /// processes see all of this memory and no other memory: with
     /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
-    /// lends only such memory. All of the memory may be lent at the same time, because nothing else
-    /// waits for it. The memory stays registered until the last reader is done.
+    /// lends only memory that was registered with this method. All of the memory may be lent at the
+    /// same time. The memory stays registered until the last reader has dropped it.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {
@@ -83,7 +85,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// The panics of [`register`](Self::register).
+    /// The errors of [`register`](Self::register).
     ///
     /// # Panics
     /// Outside of a tokio runtime, if a device pins memory.

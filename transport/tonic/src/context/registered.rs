@@ -1,4 +1,4 @@
-//! Application memory that is sent from where it lies.
+//! Application memory that is sent in place.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -25,9 +25,9 @@ pub struct RegisterRegionError {
 /// Application memory that is registered with the devices of a [`Context`](crate::Context).
 ///
 /// [`bytes`](Self::bytes) and [`slice`](Self::slice) return [`Bytes`] of the memory. In a message's
-/// `bytes` fields they are sent without a copy, over every device and over shared memory, wherever
-/// [pool memory](crate::Channel::pool) would be. Over TCP they are written to the socket like any
-/// other bytes.
+/// `bytes` fields, these bytes are sent without a copy, over every device and over shared memory,
+/// wherever [pool memory](crate::Channel::pool) is sent without a copy. Over TCP, these bytes are
+/// written to the socket like any other bytes.
 ///
 /// The memory is deregistered and dropped once this value and all its bytes are dropped and no
 /// device uses it any more.
@@ -54,7 +54,7 @@ impl Registered {
     /// A part of the memory.
     ///
     /// # Panics
-    /// If the range reaches past the end.
+    /// If the range reaches past the end of the memory.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Bytes {
         self.bytes.slice(range)
     }
@@ -71,7 +71,7 @@ impl Registered {
 
     /// Whether the memory is mapped from a file that was truncated, so that the mapping reaches
     /// past the file's end. Reads of these pages return zeros, and messages with this memory fail.
-    /// This is known only after such a page has been read.
+    /// The truncation is known only after a page past the file's end has been read.
     pub fn is_truncated(&self) -> bool {
         #[cfg(target_os = "linux")]
         return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);
@@ -98,7 +98,7 @@ impl fmt::Debug for Registered {
     }
 }
 
-/// Owns the bytes that the application holds.
+/// The owner of the [`Bytes`] that the application holds.
 struct Whole(Arc<Region>);
 
 impl AsRef<[u8]> for Whole {
@@ -125,13 +125,13 @@ impl AsRef<[u8]> for Guarded {
 /// memory is dropped last.
 pub(super) struct Region {
     memory: Bytes,
-    /// The same memory, if it may be lent to peers.
+    /// The memory as lendable memory, if it may be lent to peers.
     lendable: Option<Arc<LendableMemory>>,
     registrations: Mutex<Vec<(String, PoolRegistration)>>,
 }
 
 impl Region {
-    /// Begins to guard memory that is mapped from a file.
+    /// Creates a region. If the memory is mapped from a file, the region guards against truncation.
     pub(super) fn new(
         memory: impl AsRef<[u8]> + Send + 'static,
     ) -> Result<Arc<Self>, RegisterRegionError> {
@@ -150,7 +150,7 @@ impl Region {
         Ok(Arc::new(Region { memory, lendable: None, registrations: Mutex::default() }))
     }
 
-    /// Creates a region of lendable memory, which cannot be truncated and so needs no guard.
+    /// Creates a region of lendable memory, which needs no guard because it cannot be truncated.
     pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
         let lendable = Arc::new(memory);
         let memory = LendableMemory::bytes(lendable.clone());

@@ -1,4 +1,4 @@
-//! The addresses of this host from which connections can be made, and the routes that they have.
+//! The addresses of this host from which connections can be made, and their routes.
 
 use std::net::IpAddr;
 
@@ -23,11 +23,11 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// The addresses of RDMA devices, and their routes to those of `peers` that have no neighbour
-    /// among them. Blocks.
+    /// Returns the addresses of RDMA devices, and their routes to the `peers` that are in the
+    /// network of none of these addresses. Blocks.
     pub(super) fn of(only: Option<&str>, mut peers: Vec<IpAddr>) -> Result<Self, FabricError> {
         let mut addresses = Fabric::local_addresses(only)?;
-        // Leave out interfaces that do not run, because no packet leaves by them.
+        // Leave out interfaces that are not running, because they send no packets.
         addresses.retain(|at| at.running);
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();

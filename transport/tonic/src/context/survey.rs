@@ -1,7 +1,8 @@
 //! The RDMA devices of this host, remembered until the kernel reports a change.
 //!
-//! A survey opens each device, which takes milliseconds and locks in the kernel on real adapters,
-//! and programs have many channels. The result of a survey is kept
+//! A survey opens each device, which takes milliseconds and kernel locks on real adapters, so a
+//! program with many channels should not repeat the survey for each channel. The result of a survey
+//! is kept
 //!
 //! - as long as the kernel has reported no later change, and the device monitor has found none;
 //! - only if every device could be opened, because nothing reports a device file that becomes
@@ -27,22 +28,24 @@ pub(super) struct Survey(Mutex<SurveyState>);
 #[derive(Debug, Default)]
 struct SurveyState {
     /// The host watch, which is created with the first survey. `Some(None)` if the system does not
-    /// allow one.
+    /// allow a host watch.
     watch: Option<Option<HostWatch>>,
     /// The device monitor's last snapshot of the host.
     host: Option<Arc<HostSnapshot>>,
     /// The number of changes so far, and when the last one was noticed.
     changes: u64,
     changed: Option<Instant>,
-    /// The devices, whether they had settled, and the number of changes before the survey.
+    /// The result of the last survey: the devices, whether they had settled, and the number of
+    /// changes before the survey.
     kept: Option<(Devices, bool, u64)>,
 }
 
 impl SurveyState {
-    /// Whether the kernel has reported a change since the last call. `None` if it reports nothing.
+    /// Whether the kernel has reported a change since the last call. `None` if the kernel does not
+    /// report changes.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
-            // Without devices there is no result to remember, and no device to watch.
+            // Without devices, no result needs to be remembered, and no device needs to be watched.
             if !Fabric::may_have_devices() {
                 return None;
             }

@@ -31,14 +31,15 @@ impl Endpoint {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it closes what it has opened. `connect` can then be called again.
+    /// If the future is dropped, the connections that it has opened close. `connect` can then be
+    /// called again.
     pub async fn connect(&self) -> Result<Channel, Error> {
         self.connect_over(self.connector()).await
     }
 
     /// Create a channel that connects at its first call, which goes over TCP. The channel makes its
-    /// fast path at the second call, or 20 ms after the first, and moves once the path is up. So a
-    /// program that connects for each call does not pay for a fast path. With
+    /// fast path at the second call, or 20 ms after the first, and uses the fast path once it is
+    /// up. So a program that connects for each call does not pay for a fast path. With
     /// [`require_fast_path`](Endpoint::require_fast_path), the channel makes the path at the first
     /// call.
     ///
@@ -55,14 +56,15 @@ impl Endpoint {
     /// Connect with a custom connector for the TCP side, such as a Unix socket or a proxy.
     ///
     /// The Offer travels over the connector like any call, so the channel uses the fast path if the
-    /// server offers one that it can reach. Add `.policy(Policy::Off)` to keep calls on the
-    /// connector.
+    /// server offers one that the channel can reach. Add `.policy(Policy::Off)` to keep calls on
+    /// the connector.
     ///
-    /// A server accepts an Offer only if it states the client's address of the TCP connection
-    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if the
-    /// connector returns `TokioIo<TcpStream>`, or that inside a stream of tokio-rustls. Over any
-    /// other type, over Unix sockets and through proxies, calls stay on the connector, unless the
-    /// server [offers through gateways](crate::Server::offer_through_gateways).
+    /// A server accepts an Offer only if the Offer states the client's address of the TCP
+    /// connection ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if
+    /// the connector returns `TokioIo<TcpStream>`, or a stream of tokio-rustls around such a
+    /// stream. Over any other type, over Unix sockets and through proxies, calls stay on the
+    /// connector, unless the server [offers through
+    /// gateways](crate::Server::offer_through_gateways).
     ///
     /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
     ///
@@ -130,8 +132,8 @@ impl Endpoint {
         self.connect_tcp_lazy_over(self.connector())
     }
 
-    /// tonic's endpoint, ready to connect. Unless the user has set an executor, it reuses the tasks
-    /// of calls.
+    /// tonic's endpoint, ready to connect. Unless the user has set an executor, the endpoint reuses
+    /// the tasks of calls.
     pub(crate) fn tcp(&self) -> tonic::transport::Endpoint {
         match self.shared.reuses_tasks {
             true => self.tcp.clone().executor(ReusedTasks::default()),
@@ -139,13 +141,13 @@ impl Endpoint {
         }
     }
 
-    /// The channel of this endpoint over TCP.
+    /// Describes `channel` as the TCP side of this endpoint.
     pub(crate) fn over(
         &self,
         channel: tonic::transport::Channel,
         local_addr: LocalAddr,
     ) -> TcpChannel {
-        // An address with this scheme is reached by TLS, or not at all.
+        // tonic connects to an address with this scheme only over TLS.
         let tls = self.tcp.uri().scheme() == Some(&http::uri::Scheme::HTTPS);
         let plaintext = Plaintext { tls, agreed: self.shared.plaintext_rdma };
         TcpChannel { channel, local_addr, plaintext }
@@ -159,10 +161,11 @@ impl Endpoint {
         }
     }
 
-    /// A connector with the endpoint's settings, built as tonic builds its own.
+    /// Returns a connector with the endpoint's settings, built in the same way as tonic's own
+    /// connector.
     fn http_connector(&self) -> HttpConnector {
         let mut http = HttpConnector::new();
-        // tonic adds TLS around it.
+        // tonic adds TLS around the connector.
         http.enforce_http(false);
         http.set_nodelay(self.tcp.get_tcp_nodelay());
         http.set_keepalive(self.tcp.get_tcp_keepalive());

@@ -72,13 +72,14 @@ pub(crate) struct Settings {
     pub(crate) rails: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     pub(crate) plaintext_rdma: bool,
-    /// A copy of the value in tonic's endpoint, which has no getter for it.
+    /// A copy of the address in tonic's endpoint, which has no getter for its local address.
     pub(crate) local_address: Option<IpAddr>,
     /// The path of the Unix socket, if the address is one. tonic's endpoint has no getter for it.
     pub(crate) unix_socket: Option<Arc<str>>,
-    /// The TCP side's executor is tokio's, so tasks of calls may be reused.
+    /// Whether tasks of calls may be reused, because the TCP side's executor is tokio's.
     pub(crate) reuses_tasks: bool,
-    /// Counters to add to. A balanced channel has one set for all its endpoints.
+    /// Counters to which the channel adds. A balanced channel has one set of counters for all its
+    /// endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
@@ -115,7 +116,7 @@ impl Endpoint {
         Self::reusing_tasks(tonic::transport::Endpoint::from_static(s)).at(s.as_bytes())
     }
 
-    /// `tcp` with tonic's default executor.
+    /// Creates an endpoint from `tcp`, which uses tonic's default executor.
     fn reusing_tasks(tcp: tonic::transport::Endpoint) -> Self {
         let shared = Settings { reuses_tasks: true, ..Settings::default() };
         Self { tcp, shared }
@@ -147,9 +148,9 @@ impl Endpoint {
 
     /// Set a custom user-agent header (both paths).
     ///
-    /// On either path, tonic's own `tonic/x.y.z` is appended. On the fast path to a server of
-    /// another version, which does not tell the client what tonic appends, it is
-    /// `tonic-rdma/x.y.z`.
+    /// On either path, tonic's own `tonic/x.y.z` is appended. A server of another version does not
+    /// tell the client what tonic appends, so on the fast path to such a server `tonic-rdma/x.y.z`
+    /// is appended.
     ///
     /// # Errors
     ///
@@ -178,9 +179,9 @@ impl Endpoint {
 
     /// Limit the time from the start of each call to its response headers (both paths).
     ///
-    /// The shorter of this and the request's `grpc-timeout` applies. The server does not learn this
-    /// limit. To send one, use [`tonic::Request::set_timeout`]. A call that exceeds it fails with
-    /// CANCELLED, "Timeout expired", as in tonic.
+    /// The shorter of this limit and the request's `grpc-timeout` applies. The server does not
+    /// learn this limit. To send a limit to the server, use [`tonic::Request::set_timeout`]. A call
+    /// that exceeds the limit fails with CANCELLED, "Timeout expired", as in tonic.
     ///
     /// ```
     /// # use tonic_rdma::Endpoint;
@@ -197,7 +198,7 @@ impl Endpoint {
     /// As in tonic, a call counts until its response headers arrive, and all clones of a channel
     /// share the limit.
     ///
-    /// A limit above `usize::MAX >> 3` counts as that.
+    /// A limit above `usize::MAX >> 3` is reduced to this value.
     pub fn concurrency_limit(mut self, limit: usize) -> Self {
         self.shared.concurrency_limit = Some(limit.min(Semaphore::MAX_PERMITS));
         self
@@ -254,9 +255,9 @@ impl Endpoint {
     /// Add metadata to the Offer, the call by which the channel asks for the fast path.
     ///
     /// The Offer passes through the server's layers and interceptors like every call, but not
-    /// through the client's, which are above the channel. So a service with authentication needs
-    /// its credentials here as well. The hook receives an empty map and runs for every attempt. It
-    /// may be slow, for example to fetch a token. An error counts as
+    /// through the client's layers and interceptors, which are above the channel. So a service with
+    /// authentication needs its credentials here as well. The hook receives an empty map and runs
+    /// for every attempt. The hook may be slow, for example to fetch a token. An error counts as
     /// [`HandshakeRejected`](crate::ReasonCode::HandshakeRejected): the channel stays on TCP.
     ///
     /// ```
@@ -285,8 +286,9 @@ impl Endpoint {
         self
     }
 
-    /// Run an interceptor on the Offer, for example the one of the client's stub. It replaces a
-    /// hook set with [`offer_metadata`](Endpoint::offer_metadata), and a later hook replaces it.
+    /// Run an interceptor on the Offer, for example the interceptor of the client's stub. The
+    /// interceptor replaces a hook set with [`offer_metadata`](Endpoint::offer_metadata), and a
+    /// hook that is set later replaces the interceptor.
     pub fn offer_interceptor<I>(mut self, interceptor: I) -> Self
     where
         I: Interceptor + Clone + Send + Sync + 'static,
@@ -301,12 +303,13 @@ impl Endpoint {
         self
     }
 
-    /// Limit the size in bytes of a response's headers, and of its trailers (both paths). It counts
-    /// names, values and a few bytes for each. Default is 64 KiB on the fast path, and hyper's 16
-    /// KiB on TCP.
+    /// Limit the size in bytes of a response's headers, and of its trailers (both paths). The size
+    /// includes names, values and a few bytes for each header. Default is 64 KiB on the fast path,
+    /// and hyper's 16 KiB on TCP.
     ///
-    /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
-    /// 65,535 bytes. A call whose response exceeds the limit fails with RESOURCE_EXHAUSTED.
+    /// On the fast path, the value is clamped to the range from 4 KiB to 1 MiB, and one name or
+    /// value may have 65,535 bytes. A call whose response exceeds the limit fails with
+    /// RESOURCE_EXHAUSTED.
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.tcp = self.tcp.http2_max_header_list_size(bytes);
@@ -315,58 +318,62 @@ impl Endpoint {
 
     /// How long this side's device waits for an acknowledgement before it sends a packet again.
     /// Default is 268 ms. The value is rounded up to 4.096 us times a power of two, and clamped to
-    /// 1 ms to 17 s.
+    /// the range from 1 ms to 17 s.
     ///
-    /// Together with [`ack_retries`](Self::ack_retries) it decides for how long the network may
+    /// Together with [`ack_retries`](Self::ack_retries), this time decides how long the network may
     /// fail before the connection is lost: this time, multiplied by one more than the number of
-    /// retries, or 1.9 s by default. Some networks need longer to replace a broken way, for example
-    /// with a bond, a switch that restarts, or a subnet manager that computes routes. Set it to
-    /// survive that. Each side has its own setting
+    /// retries, or 1.9 s by default. Some networks need longer to replace a broken route, for
+    /// example with a bond, a switch that restarts, or a subnet manager that computes routes. For
+    /// such a network, set a longer time. Each side has its own setting
     /// ([`Server::ack_timeout`](crate::Server::ack_timeout)).
     ///
-    /// InfiniBand and RoCE only: on iWARP, TCP decides, and shared memory loses nothing.
+    /// The setting applies only to InfiniBand and RoCE. On iWARP, TCP decides when to send again,
+    /// and shared memory loses no packets.
     pub fn ack_timeout(mut self, time: Duration) -> Self {
         self.shared.ack_timeout = Some(time);
         self
     }
 
     /// How often a device sends a packet again before the connection is lost, at both ends. Default
-    /// is 6. The value is clamped to 1 to 6. See [`ack_timeout`](Self::ack_timeout).
+    /// is 6. The value is clamped to the range from 1 to 6. See [`ack_timeout`](Self::ack_timeout).
     pub fn ack_retries(mut self, retries: u8) -> Self {
         self.shared.ack_retries = Some(retries);
         self
     }
 
     /// Type of service of the fast path's packets, in both directions: the byte of the IP header
-    /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use it
-    /// to select a class of packets that is never dropped or has a share of the bandwidth.
-    /// `TONIC_RDMA_TOS`, if set, overrides it. Default is the system's value for the device.
+    /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use
+    /// this byte to select a class of packets that is never dropped or has a share of the
+    /// bandwidth. `TONIC_RDMA_TOS`, if set, overrides this setting. Default is the system's value
+    /// for the device.
     ///
-    /// On RoCE v2 and InfiniBand, where it is the traffic class, the client's value applies to both
-    /// ends. Soft-iWARP sets none. On other iWARP devices it applies to the client's packets, and
-    /// [`Server::type_of_service`](crate::Server::type_of_service) to the server's, if the device
-    /// supports it. The TCP side is not changed.
+    /// On RoCE v2 and InfiniBand, where the byte is the traffic class, the client's value applies
+    /// to both ends. Soft-iWARP does not set the byte. On other iWARP devices, if the device
+    /// supports it, this setting applies to the client's packets, and
+    /// [`Server::type_of_service`](crate::Server::type_of_service) to the server's packets. The TCP
+    /// side is not changed.
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.shared.type_of_service = Some(tos);
         self
     }
 
     /// Limit the number of a channel's rails, which are connections over different devices at both
-    /// ends. Default is 8. The value is clamped to 1 to 8, and 1 means one connection.
+    /// ends. Default is 8. The value is clamped to the range from 1 to 8, and 1 means one
+    /// connection.
     ///
     /// If client and server have several RDMA devices, each new channel begins with the next device
     /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64
-    /// KiB or more at once). From then on such a call goes to the rail with the fewest calls in
-    /// flight, and any other call to the first rail. Each connection pins 8 KiB at both ends when
-    /// idle. Each device has its own pool. Memory of another device's pool is registered when a
-    /// message in it is first sent. That message is copied once
+    /// KiB or more at once). From then on, a call that transfers bulk goes to the rail with the
+    /// fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB at
+    /// both ends when idle. Each device has its own pool. Memory of another device's pool is
+    /// registered when a message in that memory is first sent. That message is copied once
     /// ([`Copied::staging`](crate::Copied::staging)), and so is each further message if the memlock
     /// limit leaves no room for the registration.
     ///
     /// A server's device is reached from devices in the same IP network, or over the system's route
-    /// if this host has none. When a rail is lost, its calls fail as on any lost connection, and
-    /// further calls go over the others. [`Channel::path`](crate::Channel::path) returns the first
-    /// connection's path.
+    /// if this host has no device in that network. When a rail is lost, its calls fail as on any
+    /// lost connection, and further calls go over the other rails.
+    /// [`Channel::path`](crate::Channel::path) returns the first connection's path.
     pub fn rails(mut self, rails: usize) -> Self {
         self.shared.rails = Some(rails);
         self
@@ -376,12 +383,12 @@ impl Endpoint {
     /// sees it. Off by default.
     ///
     /// A server that violates the protocol can still write to granted memory after it has reported
-    /// its write as complete. It can thus change `Bytes` fields that
-    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while the
-    /// application checks or uses them, but no other memory. If the server is not trusted that far,
-    /// this option gives up zero-copy on receipt: each message is copied once, from landing memory
-    /// to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery). The server lends
-    /// nothing to such a client. Over TCP there is no such memory.
+    /// its write as complete. The server can thus change `Bytes` fields that
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages while the application
+    /// checks or uses them, but no other memory. For a server that is not trusted, this option
+    /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
+    /// and counted in [`Copied::delivery`](crate::Copied::delivery). The server lends nothing to a
+    /// client with this option. Over TCP, the server cannot write to the client's memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self
@@ -396,7 +403,7 @@ impl Endpoint {
 impl From<tonic::transport::Endpoint> for Endpoint {
     /// Takes over the settings of the TCP side. A timeout, limit or user agent that is set on `tcp`
     /// applies only on the TCP path, so set it on the result instead. The local address is not
-    /// taken over, so set it on the result as well.
+    /// taken over, so set the local address on the result as well.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }
     }

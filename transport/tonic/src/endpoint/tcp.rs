@@ -56,15 +56,15 @@ impl Endpoint {
         self.with_tcp(|e| e.initial_connection_window_size(sz))
     }
 
-    /// Interval of keep-alive pings (both paths). By default none are sent, and calls wait for a
-    /// server that is silent because its process is stopped or busy.
+    /// Interval of keep-alive pings (both paths). By default no pings are sent, and calls wait for
+    /// a server that is silent because its process is stopped or busy.
     ///
-    /// On the fast path, as over HTTP/2, a ping is sent when nothing was received for this long.
-    /// Any message counts as the answer. A server that does not answer within
+    /// On the fast path, as over HTTP/2, a ping is sent when no message was received during this
+    /// interval. Any message counts as the answer. A server that does not answer within
     /// [`keep_alive_timeout`](Self::keep_alive_timeout) loses the connection, and its calls end
-    /// with UNAVAILABLE. The loss of a process, host or path is noticed without this. On the fast
-    /// path the value is clamped to 10 ms to one day. Timers may be late by a 32nd of their wait,
-    /// so that those of many connections expire together.
+    /// with UNAVAILABLE. The loss of a process, host or path is noticed without pings. On the fast
+    /// path, the value is clamped to the range from 10 ms to one day. Timers may be late by a 32nd
+    /// of their wait, so that the timers of many connections expire together.
     pub fn http2_keep_alive_interval(mut self, interval: Duration) -> Self {
         self.shared.keep_alive.interval = Some(interval);
         self.with_tcp(|e| e.http2_keep_alive_interval(interval))
@@ -93,7 +93,7 @@ impl Endpoint {
     }
 
     /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
-    /// hyper's, 16 KiB. On the fast path it is 64 KiB.
+    /// hyper's, 16 KiB. On the fast path, the default is 64 KiB.
     pub fn http2_max_header_list_size(self, size: u32) -> Self {
         self.with_tcp(|e| e.http2_max_header_list_size(size))
     }
@@ -123,22 +123,23 @@ impl Endpoint {
         self.with_tcp(|e| e.max_frame_size(frame_size))
     }
 
-    /// The local IP address to connect from (TCP side; on the fast path the route determines it).
+    /// The local IP address to connect from (TCP side). On the fast path, the route determines the
+    /// address.
     pub fn local_address(mut self, addr: Option<IpAddr>) -> Self {
         self.shared.local_address = addr;
         self.with_tcp(|e| e.local_address(addr))
     }
 
     /// Whether calls may go over RDMA in plain text although TLS encrypts the TCP connection (fast
-    /// path). Off by default: such a channel uses shared memory or TCP. If RDMA would have carried
-    /// the calls, the reason is [`NotEncrypted`](crate::ReasonCode::NotEncrypted).
+    /// path). Off by default: a channel over TLS uses shared memory or TCP. If RDMA would have
+    /// carried the calls, the reason is [`NotEncrypted`](crate::ReasonCode::NotEncrypted).
     ///
-    /// RDMA is not encrypted here: anyone on the network between the devices can read and change
-    /// the traffic. So both programs have to agree, the server by
+    /// This crate does not encrypt RDMA: anyone on the network between the devices can read and
+    /// change the traffic. So both programs have to agree, the server by
     /// [`Server::plaintext_rdma`](crate::Server::plaintext_rdma).
     ///
     /// A connection counts as TLS if the address has the scheme `https`, or if the connector
-    /// returns a stream of tokio-rustls. A connector that encrypts in a type of its own is not
+    /// returns a stream of tokio-rustls. A connector that encrypts with its own stream type is not
     /// recognised.
     pub fn plaintext_rdma(mut self, allow: bool) -> Self {
         self.shared.plaintext_rdma = allow;

@@ -31,13 +31,13 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         }
         FabricError::Forked => ReasonCode::Forked,
         FabricError::MemoryFile { source, .. } => memory_file(source),
-        // A device that refuses any other call is as unusable as one without queue pairs.
+        // A device that refuses any other call is as unusable as a device without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };
     Reason::new(code, error.to_string())
 }
 
-/// The reason if there is no thread for blocking work.
+/// The reason if no thread is available for blocking work.
 pub(crate) fn no_thread(error: io::Error) -> Reason {
     let code = match error.raw_os_error() {
         Some(_) => ReasonCode::ProcessLimit,
@@ -85,10 +85,10 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
 }
 
 /// Returns the reason for a rejection by the peer's connection manager, which does not ask the
-/// program. The reason is this side's: the program has not seen the ticket, so the attempt uses the
-/// ticket for the next address. If the peer timed out, its program may have taken the ticket. This
-/// function then returns [`HandshakeTimeout`](ReasonCode::HandshakeTimeout), and the attempt drops
-/// the ticket.
+/// peer's program. The reason is one of this side, because the peer's program has not seen the
+/// ticket, so the attempt uses the ticket for the next address. If the peer timed out, its program
+/// may have taken the ticket. This function then returns
+/// [`HandshakeTimeout`](ReasonCode::HandshakeTimeout), and the attempt drops the ticket.
 fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
     match reason {
         RejectReason::TIMEOUT => Reason::new(ReasonCode::HandshakeTimeout, detail).passing(),
@@ -111,13 +111,14 @@ fn is_limited() -> bool {
     Memlock::read().is_ok_and(|memlock| memlock.available(false).is_some())
 }
 
-/// Returns the code for an error of a memory file: forbidden for good, or only not available now.
+/// Returns the code for an error of a memory file, which is either forbidden permanently or not
+/// available now.
 fn memory_file(error: &std::io::Error) -> ReasonCode {
     match error.kind() {
         ErrorKind::FileTooLarge | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
             ReasonCode::MemoryFiles
         }
-        // Out of descriptors or memory.
+        // The process is out of descriptors or memory.
         _ => ReasonCode::ProcessLimit,
     }
 }
@@ -161,10 +162,10 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
     }
 }
 
-/// Selects the reason to report if several fabrics have one, and appends the others. `met` are the
-/// fabrics over which this peer was reached. These fabrics come before those that could not be
-/// tried, because only their reasons keep calls from them. Within each group RDMA comes first,
-/// because its cause can be fixed.
+/// Selects the reason to report if several fabrics have a reason, and appends the other reasons.
+/// `met` contains the fabrics over which this peer was reached. These fabrics come before the
+/// fabrics that could not be tried, because calls could use them if their reasons were fixed.
+/// Within each group, RDMA comes first, because its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
     let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;

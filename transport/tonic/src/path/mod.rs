@@ -59,12 +59,12 @@ impl Path {
         }
     }
 
-    /// Whether calls go over a device, and so may leave this host.
+    /// Whether calls go over a device, so that they may leave this host.
     pub(crate) fn leaves_host(self) -> bool {
         !matches!(self, Self::Tcp | Self::Shm)
     }
 
-    /// Whether this is not TCP.
+    /// Whether this path is not TCP.
     pub fn is_fast(self) -> bool {
         self != Self::Tcp
     }
@@ -95,8 +95,9 @@ pub struct PathInfo {
     pub remote_addr: Option<SocketAddr>,
     /// The server's process ID on shared memory, as reported by the kernel. `None` on other paths.
     pub peer_pid: Option<u32>,
-    /// The payload of the longest packet in bytes, the smaller of both ends' MTUs. `None` on TCP,
-    /// shared memory and iWARP, and where librdmacm brings queue pairs up (before version 23).
+    /// The payload of the longest packet in bytes, which is the smaller of both ends' MTUs. `None`
+    /// on TCP, shared memory and iWARP, and with librdmacm before version 23, which brings queue
+    /// pairs up itself.
     pub path_mtu: Option<u32>,
 }
 

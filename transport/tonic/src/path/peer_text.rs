@@ -7,8 +7,8 @@ pub(crate) const SHORT: usize = 80;
 /// Maximum characters of a peer's text in a reason's details.
 pub(crate) const DETAIL: usize = 512;
 
-/// Displays a peer's text, up to this number of characters, with every character escaped that is
-/// not printable. So a peer can neither begin a new log line nor move a terminal's cursor.
+/// Displays a peer's text, up to this number of characters. Every character that is not printable
+/// is escaped, so a peer can neither begin a new log line nor move a terminal's cursor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerText<'a>(pub(crate) &'a str, pub(crate) usize);
 
@@ -17,7 +17,7 @@ impl fmt::Display for PeerText<'_> {
         let PeerText(text, most) = *self;
         let mut left = most;
         for char in text.chars() {
-            // Quotes and backslashes are harmless here.
+            // Quotes and backslashes need no escape, because they are harmless in log lines.
             let is_plain = matches!(char, '"' | '\'' | '\\');
             let escaped = char.escape_debug();
             let len = if is_plain { 1 } else { escaped.len() };

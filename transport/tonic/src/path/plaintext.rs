@@ -6,9 +6,9 @@
 //! | TLS | yes | yes | yes |
 //! | TLS | no | no: `not-encrypted` | yes |
 //!
-//! Each side decides by its own end of the TCP connection. Where the table says no, the server
-//! offers no device and rejects tickets that arrive over a device, and the client connects to no
-//! device that is offered.
+//! Each side decides by its own end of the TCP connection. If the table says no, the server offers
+//! no device and rejects tickets that arrive over a device, and the client connects to no device
+//! that is offered.
 
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};

@@ -13,7 +13,7 @@
 //! `require-verbs` means RDMA or an error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
-//! new build. All are read each time an `Endpoint` connects and a `Server` starts.
+//! new build. All variables are read each time an `Endpoint` connects and a `Server` starts.
 //! `TONIC_RDMA_POOL` takes effect when the pool is created. An empty value counts as not set.
 
 use std::ffi::OsString;
@@ -97,7 +97,7 @@ pub enum FabricKind {
 }
 
 impl FabricKind {
-    /// The default order: shared memory first, which is available only if both ends are on one
+    /// The default order. Shared memory comes first, and is available only if both ends are on one
     /// host.
     pub const DEFAULT: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
 
@@ -116,7 +116,7 @@ impl fmt::Display for FabricKind {
     }
 }
 
-/// The list without duplicates, in its order.
+/// Returns the list without duplicates, in its order.
 pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<FabricKind> {
     let mut list = Vec::new();
     for kind in kinds {
@@ -127,8 +127,8 @@ pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<Fabri
     list
 }
 
-/// An environment variable of this process has a bad value. It must be corrected where the process
-/// is started. Nothing was changed or opened.
+/// An environment variable of this process has a bad value. Correct the value where the process is
+/// started. No connection or device was opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
 pub struct EnvError {
@@ -151,8 +151,8 @@ impl EnvError {
 }
 
 /// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE`, `TONIC_RDMA_TOS` and `TONIC_RDMA_POOL` have valid
-/// values. Call it to report such an error before the program does anything else. Channels and
-/// servers check these variables when they start.
+/// values. Call this function to report a bad value before the program does anything else. Channels
+/// and servers check these variables when they start.
 ///
 /// # Errors
 ///
@@ -176,7 +176,8 @@ const TOS: &str = "TONIC_RDMA_TOS";
 const POOL: &str = "TONIC_RDMA_POOL";
 const TOS_ALLOWED: &str =
     "a number from 0 to 255, such as 106 or 0x6a: the DSCP times four, and two bits for ECN";
-/// Maximum length in bytes, including the terminating NUL: the kernel's IB_DEVICE_NAME_MAX.
+/// Maximum length of a device's name in bytes, including the terminating NUL: the kernel's
+/// IB_DEVICE_NAME_MAX.
 const DEVICE_NAME_MAX: usize = 64;
 
 /// The settings in the environment.
@@ -244,7 +245,8 @@ impl EnvSettings {
         })
     }
 
-    /// The effective policy, given the one set in code. A named fabric overrides the policy `off`.
+    /// The effective policy, given the policy set in code. A named fabric overrides the policy
+    /// `off`.
     pub(crate) fn policy(&self, builder: Policy) -> Policy {
         match (self.policy, &self.fabrics, builder) {
             (Some(policy), _, _) => policy,
@@ -253,8 +255,8 @@ impl EnvSettings {
         }
     }
 
-    /// The effective fabrics in order of preference, given those set in code and the effective
-    /// policy.
+    /// The effective fabrics in order of preference, given the fabrics set in code and the
+    /// effective policy.
     pub(crate) fn fabrics(
         &self,
         builder: Option<&[FabricKind]>,

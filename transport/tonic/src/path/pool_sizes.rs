@@ -53,7 +53,7 @@ fn size(text: &str) -> Result<usize, &'static str> {
         return Err("not a size");
     }
     let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-    // Half of the address space of a process, on any architecture.
+    // `MAX` is half of a process's address space on any architecture.
     match bytes.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes <= MAX) {
         Some(bytes) if bytes < MIN_POOL => Err("smaller than any pool"),
         Some(bytes) => Ok(bytes),

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The kind of cause. It is stable, for programs to match on and for alerts.
-/// [`cure`](ReasonCode::cure) tells what to do.
+/// The kind of cause. Codes are stable, so programs can match on them and alerts can use them.
+/// [`cure`](ReasonCode::cure) says what to do.
 ///
 /// Every decision for TCP has a code, is logged once with its cure, and is available from
 /// [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) returns the form in logs
@@ -45,38 +45,38 @@ pub enum ReasonCode {
     VersionMismatch,
     /// The fast path was up and has failed.
     LinkLost,
-    /// The server runs on another host, so it cannot share memory. One on this host, but in another
-    /// network namespace, gives [`HandshakeRejected`](Self::HandshakeRejected).
+    /// The server runs on another host, so it cannot share memory. For a server on this host, but
+    /// in another network namespace, the code is [`HandshakeRejected`](Self::HandshakeRejected).
     OtherHost,
     /// The server runs as another user, and the [`ShmAccess`](crate::ShmAccess) of one end does not
-    /// allow memory to be shared with it.
+    /// allow memory to be shared with the other end.
     OtherUser,
-    /// The Offer came over TLS, RDMA is not encrypted, and one end has not agreed to that. See
-    /// [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma).
+    /// The Offer came over TLS, RDMA is not encrypted, and one end has not agreed to plain text.
+    /// See [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma).
     NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
     /// One end may not create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
     /// system call filter forbids memfd_create(2).
     MemoryFiles,
-    /// RDMA belongs to this process's parent, which used it before it forked.
+    /// RDMA belongs to this process's parent, which used RDMA before it forked.
     Forked,
     /// RDMA is not available on this operating system.
     Platform,
     /// The fast path is being set up. Calls go over TCP until it is up.
     Pending,
-    /// The peer closed the fast path in good order, to shut down or to rebalance.
+    /// The peer closed the fast path gracefully, to shut down or to rebalance.
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
     /// One end has reached its limit of concurrent connections, handshakes or Offers.
     LimitReached,
-    /// One end's process or host has reached a limit: of descriptors, address space, or the length
-    /// of files. So it cannot make a connection, or has no memory for long messages to land in. The
-    /// text names the call and the error.
+    /// One end's process or host has reached a limit of descriptors, address space, or the length
+    /// of files. So this end cannot make a connection, or has no memory for long messages to land
+    /// in. The text names the call and the error.
     ProcessLimit,
-    /// The path carries short packets but loses those of full length, because the MTU of an end or
-    /// a switch is too small. Calls with more than a packet of bytes would fail.
+    /// The path carries short packets but loses packets of full length, because the MTU of an end
+    /// or a switch is too small. Calls with more bytes than a packet holds would fail.
     LargePacketsLost,
 }
 
@@ -147,7 +147,7 @@ impl ReasonCode {
         }
     }
 
-    /// Returns the code with this name, if there is one.
+    /// Returns the code with this name, or `None`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.as_str() == name)
     }
@@ -286,7 +286,7 @@ impl fmt::Display for ReasonCode {
 pub enum Side {
     /// This process.
     Local,
-    /// The other end of the connection. It gave the reason in its answer to the Offer, or in its
+    /// The other end of the connection, which gave the reason in its answer to the Offer or in its
     /// rejection of the connection.
     Peer,
 }
@@ -294,14 +294,14 @@ pub enum Side {
 /// Why calls use TCP instead of the fast path: a code and the details.
 ///
 /// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front if the other
-/// end is the cause. It is an error type, so [`require_rdma`](crate::Endpoint::require_rdma) can
-/// return it.
+/// end is the cause. `Reason` is an error type, so [`require_rdma`](crate::Endpoint::require_rdma)
+/// can return it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     code: ReasonCode,
     side: Side,
     detail: String,
-    /// The limit is temporary, so another attempt may succeed immediately.
+    /// Whether the reason is a temporary limit, so that another attempt may succeed immediately.
     passes: bool,
 }
 
@@ -316,13 +316,13 @@ impl Reason {
         Self { code, side: Side::Peer, detail: detail.into(), passes: false }
     }
 
-    /// Marks the reason as one that passes by itself within moments.
+    /// Marks the reason as a temporary limit.
     pub(crate) fn passing(mut self) -> Self {
         self.passes = true;
         self
     }
 
-    /// Whether the reason is a temporary limit, which is worth waiting for.
+    /// Whether the reason is a temporary limit, so that waiting is useful.
     pub(crate) fn passes(&self) -> bool {
         self.passes
     }
