@@ -12,15 +12,16 @@ use crate::land_in::allocators::Allocators;
 /// Bytes of a staging block, which is the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread: at most half of the landing memory. A single message may be
-/// longer, up to a quarter of that memory and [`MAX_WHOLE`]. A message beyond that lands in parts.
+/// Bytes that a stream may have unread, limited to half of the landing memory. A single message may
+/// be longer, up to a quarter of the landing memory and [`MAX_WHOLE`]. A longer message lands in
+/// parts.
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
 /// Landing memory is granted in multiples of this many bytes.
 const GRANULE: u32 = 4096;
-/// Maximum number of a connection's standing grants. That many messages of their length may be in
-/// flight before the sender has to send a REQUEST.
+/// Maximum number of a connection's standing grants. Each standing grant has room for one message,
+/// so this number of messages may be in flight before the sender has to send a REQUEST.
 const MAX_STANDING: usize = 8;
 /// Minimum bytes of landing memory. With less, a connection could not receive everything that the
 /// protocol may send.
@@ -29,7 +30,7 @@ const MIN_LANDING: usize = 256 * 1024;
 /// The sizes of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionConfig {
-    /// The protocol's limits. The hello carries those that the peer must know.
+    /// The protocol's limits. The hello carries the limits that the peer must know.
     pub(crate) proto: Config,
     /// The link's slots and queues.
     pub(crate) link: LinkConfig,
@@ -43,8 +44,8 @@ pub(crate) struct ConnectionConfig {
     pub(crate) allocators: Option<Arc<Allocators>>,
 }
 
-/// Number of RECVs of a connection at rest, each with room for a small call's message. Together
-/// with one SEND slot they take 8 KiB of pinned memory.
+/// Number of RECVs of a connection at rest, each with room for a small call's message. The RECVs
+/// and one SEND slot together take 8 KiB of pinned memory.
 const REST_RECVS: u32 = 6;
 const REST_RECV_SIZE: u32 = 1024;
 /// Bytes of the SEND slot of a connection at rest.
@@ -52,7 +53,7 @@ const REST_SEND_SIZE: u32 = 2048;
 
 /// Minimum of a keep-alive's interval, and of its time limit.
 const MIN_KEEP_ALIVE: Duration = Duration::from_millis(10);
-/// tonic's default time limit for the answer.
+/// tonic's default time limit for the answer to a keep-alive ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// tonic's keep-alive settings of an endpoint or a server, for the fast path.
@@ -64,8 +65,8 @@ pub(crate) struct KeepAliveSettings {
     pub(crate) while_idle: bool,
 }
 
-/// Control memory that a busy connection has in addition to a connection at rest, as far as the
-/// pool can spare it.
+/// Control memory that a busy connection has in addition to the memory of a connection at rest, if
+/// the pool can spare it.
 struct Shape {
     /// Bytes of a SEND or RECV slot.
     slot: u32,
@@ -76,8 +77,8 @@ struct Shape {
 }
 
 /// The shapes, the largest first. A busy connection has 408, 164 or 82 KiB, including the 8 KiB
-/// that it has at rest. Together with [`REST_RECVS`] each has at most 31 RECVs, because Soft-RoCE's
-/// queue takes one page for up to 31 RECVs, and two pages from 32 on.
+/// that it has at rest. A shape and [`REST_RECVS`] together have at most 31 RECVs, because
+/// Soft-RoCE's queue takes one page for up to 31 RECVs, and two pages for more.
 const SHAPES: [Shape; 3] = [
     Shape { slot: 4096, recvs: 25, sends: 11, staging: (4, STAGING_BLOCK) },
     Shape { slot: 4096, recvs: 15, sends: 8, staging: (2, 32 * 1024) },
@@ -94,14 +95,14 @@ impl Shape {
 
 impl ConnectionConfig {
     /// Picks the largest shape of which the pool's control memory holds four busy connections. If
-    /// none fits four times, picks the smallest shape.
+    /// no shape fits four times, picks the smallest shape.
     ///
     /// `grows` says that slots are added and removed with the load. Otherwise, as on shared memory,
     /// all RECVs are posted from the start, outside the control memory. One SEND slot is then
-    /// enough, because work is done while it is queued.
+    /// enough, because the link does work at the moment when the work is queued.
     ///
     /// `pinned` is the number of bytes that the connection may pin, including control memory. At
-    /// least [`MIN_LANDING`] of these are for landing.
+    /// least [`MIN_LANDING`] of these bytes are for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
         let shape = SHAPES
@@ -138,8 +139,8 @@ impl ConnectionConfig {
         self.proto.takes_lent = takes.lent;
     }
 
-    /// Sets whether received payload is copied before it is delivered. If so, this side borrows
-    /// nothing from the peer.
+    /// Sets whether received payload is copied before it is delivered. If payload is copied, this
+    /// side borrows nothing from the peer.
     pub(crate) fn copy_on_delivery(&mut self, copy: bool) {
         self.copy_on_delivery = copy;
         if copy {
@@ -173,7 +174,7 @@ impl ConnectionConfig {
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
         let (recv_slots, recv_extra) = match grows {
             true => (REST_RECVS, shape.recvs),
-            // Slots of a ring, whose memory is not pinned.
+            // The slots of a ring, whose memory is not pinned.
             false => (shape.recvs.next_multiple_of(16), 0),
         };
         let rest = |size: u32| if grows && size < shape.slot { size } else { 0 };
@@ -188,7 +189,7 @@ impl ConnectionConfig {
                 recv_slots: recv_slots as u16,
                 max_recvs: (recv_slots + recv_extra) as u16,
                 max_stream_window: capped(default.max_stream_window as usize, 4),
-                // Adds room for the header of a message of maximum length.
+                // Add room for the header of a message of maximum length.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
                 whole: capped(MAX_WHOLE, 4) + GRANULE,
                 standing_max,

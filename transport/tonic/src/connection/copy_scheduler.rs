@@ -1,10 +1,9 @@
 //! Decides when a connection copies payload, and when its copies pause for other work.
 //!
-//! Some links, such as shared memory, copy payload at the moment that a WRITE is queued. They do so
-//! within a flush, under the connection's lock. Copying without yielding is faster: freshly encoded
-//! data is still in the cache, and one message is complete before the next needs memory. But short
-//! messages have to wait for the copies (R13). So copies pause while short messages travel in the
-//! same direction, and only then.
+//! Some links, such as shared memory, copy payload when a WRITE is queued, within a flush, under
+//! the connection's lock. Copying without yielding is faster: freshly encoded data is still in the
+//! cache, and one message is complete before the next needs memory. But short messages have to wait
+//! for the copies (R13). So copies pause only while short messages travel in the same direction.
 //!
 //! # Sending
 //!
@@ -36,9 +35,9 @@
 //!
 //! # Receiving
 //!
-//! A reader hands on at most [`MAX_READ`] bytes, then yields once. While short messages arrive, it
-//! checks every [`READ_CHECK`] bytes whether one is pending. If so, it yields twice: first to the
-//! driver, then to the tasks that the driver wakes.
+//! A reader hands on at most [`MAX_READ`] bytes, then yields once. While short messages arrive, the
+//! reader checks every [`READ_CHECK`] bytes whether a message is pending. If a message is pending,
+//! the reader yields twice: first to the driver, then to the tasks that the driver wakes.
 
 use std::task::{Context, Poll};
 
@@ -46,14 +45,15 @@ use tonic_rdma_fabric::turn;
 
 /// Approximate number of bytes that one flush copies while it holds the connection's lock (R13).
 const MAX_COPY: usize = 128 * 1024;
-/// Maximum length of one WRITE in bytes, and so between two checks for a message from the peer.
+/// Maximum length of one WRITE in bytes. After each WRITE, the flush checks for a message from the
+/// peer.
 const MAX_WRITE: usize = 32 * 1024;
-/// Minimum length in bytes of a WRITE that the protocol cuts off a longer one.
+/// Minimum length in bytes of a WRITE that the protocol cuts off a longer WRITE.
 const MIN_WRITE: usize = 16 * 1024;
 /// Flushes that copy in one turn of the driver while the state is Continuous.
 const MAX_FLUSHES: usize = 4;
 /// Number of pieces copied after the last short message until copies no longer pause. A piece is 64
-/// or 128 KiB, so this takes about a millisecond.
+/// or 128 KiB, so copying these pieces takes about a millisecond.
 const PIECES: u8 = 64;
 /// Bytes that a reader hands on before other tasks run.
 const MAX_READ: usize = 1 << 20;
@@ -70,7 +70,7 @@ struct Recent {
 }
 
 impl Recent {
-    /// Notes that a piece of a long message was copied, or is about to be.
+    /// Records that a piece of a long message was copied, or is about to be copied.
     fn piece(&mut self, short: u64) {
         self.pieces = match short == self.short {
             true => self.pieces.saturating_sub(1),
@@ -137,8 +137,8 @@ impl CopyScheduler {
         Flush::new(if self.backlog { 0 } else { MAX_COPY })
     }
 
-    /// Returns a flush that copies even if there is a backlog, for a timer or a connection that
-    /// ends, because such a flush delays no call.
+    /// Returns a flush that copies even if there is a backlog, for a timer or the end of a
+    /// connection, because this flush delays no call.
     #[inline]
     pub(super) fn full_flush(&self) -> Flush {
         Flush::new(MAX_COPY)
@@ -228,7 +228,7 @@ impl Flush {
     }
 
     /// Moves to the flush's next state, because the protocol has no WRITE that fits. Returns true
-    /// if there is more room now.
+    /// if the next state has more room.
     #[inline]
     pub(super) fn advance(&mut self) -> bool {
         let copies = self.state == FlushState::Messages && self.max > 0;
@@ -240,7 +240,7 @@ impl Flush {
         copies
     }
 
-    /// Notes that `len` bytes were copied. `pending` says that the peer has sent a message.
+    /// Records that `len` bytes were copied. `pending` says that the peer has sent a message.
     #[inline]
     pub(super) fn copied(&mut self, len: usize, pending: bool) {
         self.copied += len;
@@ -253,13 +253,13 @@ impl Flush {
 /// The pace of one reader.
 #[derive(Debug)]
 pub(super) struct ReadPace {
-    /// Operations to charge before the next piece (R20).
+    /// Number of operations to charge before the next piece (R20).
     uncharged: usize,
-    /// Bytes handed on since other tasks last ran.
+    /// Number of bytes handed on since other tasks last ran.
     handed: usize,
-    /// Byte count at which to check again whether to yield.
+    /// The value of `handed` at which to check again for a pending message.
     check_at: usize,
-    /// Turns of other tasks before the next piece.
+    /// How many times to yield to other tasks before the next piece.
     yields: u8,
 }
 
@@ -296,15 +296,15 @@ impl ReadPace {
         yields
     }
 
-    /// Notes that `len` bytes were handed on.
+    /// Records that `len` bytes were handed on.
     #[inline]
     pub(super) fn handed_on(&mut self, len: usize) {
         self.handed += len;
         self.uncharged += 1 + turn::copies(len);
     }
 
-    /// Charges the pieces that were handed on. `Pending` means that other tasks run before the next
-    /// piece.
+    /// Charges the pieces that were handed on. Returns `Pending` if other tasks should run before
+    /// the next piece.
     #[inline]
     pub(super) fn charge(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         turn::charge(cx, &mut self.uncharged)

@@ -52,7 +52,8 @@ impl Delay {
         }
     }
 
-    /// Whether there is a deadline that the driver has not taken. Marks it as taken.
+    /// Returns true if a deadline exists that the driver has not taken, and marks the deadline as
+    /// taken.
     #[inline]
     pub(crate) fn has_new_deadline(&mut self) -> bool {
         match self {

@@ -1,8 +1,9 @@
 //! The frame trace: at the target `tonic_rdma::frames`, one line for each message and frame that a
 //! connection sends or receives. docs/protocol.md describes it.
 //!
-//! The trace shows kinds, flags, fields and lengths. It shows no payload, header fields or texts,
-//! because these may be secret. While it is off, a message costs one check of a static.
+//! The trace shows kinds, flags, fields and lengths. The trace shows no payload, header fields or
+//! texts, because they may be secret. While the trace is off, a message costs one check of a
+//! static.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,13 +24,13 @@ macro_rules! line {
 }
 
 impl FrameTrace {
-    /// Takes the next number.
+    /// Assigns the next number.
     pub(crate) fn new() -> Self {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
         FrameTrace { connection: CONNECTIONS.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Whether the trace is on. While it is off, this is one check of a static.
+    /// Whether the trace is on. While the trace is off, this method costs one check of a static.
     #[inline]
     pub(crate) fn is_on() -> bool {
         tracing::enabled!(target: "tonic_rdma::frames", tracing::Level::TRACE)

@@ -1,4 +1,4 @@
-//! The life of a connection: whether it takes calls, and otherwise why not.
+//! The life of a connection: whether the connection takes calls, and otherwise why not.
 
 use tokio::sync::watch;
 use tonic::Status;
@@ -18,14 +18,14 @@ pub(crate) enum Life {
     Dead(Reason),
 }
 
-/// The life of one connection, as it is reported to its channel.
+/// The life of one connection, and its reports to the channel.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     pub(crate) peer: PeerInfo,
     life: Life,
-    /// Why new calls take another path while those in flight continue here.
+    /// Why new calls take another path while the calls in flight continue on this connection.
     leaving: Option<Reason>,
-    /// Reports the end, and `leaving`, to the channel.
+    /// Reports the end of the connection, and `leaving`, to the channel.
     closed: watch::Sender<Option<Reason>>,
 }
 
@@ -54,7 +54,7 @@ impl Lifecycle {
         self.leaving.is_some()
     }
 
-    /// Why calls cannot continue. `None` while they can.
+    /// Why calls cannot continue. `None` while calls can continue.
     #[inline]
     pub(crate) fn end_reason(&self) -> Option<&Reason> {
         match &self.life {
@@ -69,8 +69,8 @@ impl Lifecycle {
         self.end_reason().map(ended)
     }
 
-    /// Makes new calls take another path for this reason, at either end. Calls in flight continue
-    /// here. Later reasons are ignored.
+    /// Makes new calls of both ends take another path, for this reason. Calls in flight continue on
+    /// this connection. Later reasons are ignored.
     pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;
@@ -88,12 +88,13 @@ impl Lifecycle {
         leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
     }
 
-    /// Begins or advances the end. Returns false if `life` is no step beyond the current one.
+    /// Begins or advances the end of the connection. Returns false if `life` is not later than the
+    /// current state.
     pub(crate) fn end(&mut self, life: Life) -> bool {
         if self.is_dead() || (!self.is_open() && matches!(life, Life::Closing(_))) {
             return false;
         }
-        // The channel gets the reason for leaving, and not the orderly end that follows.
+        // Report to the channel the reason for leaving, and not the orderly end that follows.
         self.life = match (life, &self.leaving) {
             (Life::Closing(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
                 Life::Closing(why.clone())

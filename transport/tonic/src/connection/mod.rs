@@ -17,9 +17,9 @@
 //! | `frame_trace` | logs every message and frame |
 //! | `delay` | a one-time delay before an action |
 //!
-//! A caller works on the connection itself, under its lock, and posts the resulting messages. So an
-//! outgoing call does not pass through another task. Only the driver polls the completion queue
-//! (R6).
+//! A caller's task works on the connection directly, under the connection's lock, and posts the
+//! resulting messages. So an outgoing call does not pass through another task. Only the driver
+//! polls the completion queue (R6).
 
 mod call;
 mod config;

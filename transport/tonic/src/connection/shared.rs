@@ -21,11 +21,11 @@ use crate::telemetry::stats::Counters;
 /// One connection, shared by its driver and its calls.
 pub(crate) struct SharedConnection {
     state: Owned<Mutex<ConnectionState>>,
-    /// Notified when a stream has ended, because another one may then be opened.
+    /// Notified when a stream has ended, because another stream may then be opened.
     pub(crate) stream_room: Arc<Notify>,
     pub(crate) closed: watch::Sender<Option<Reason>>,
     pub(crate) peer: PeerInfo,
-    /// A message of up to this many bytes, with its header, fits a control slot.
+    /// Maximum length in bytes of a message that fits a control slot together with its header.
     pub(crate) eager_limit: usize,
     pub(crate) methods: Arc<Methods>,
     pub(crate) calls: Arc<Counters>,
@@ -53,7 +53,7 @@ impl SharedConnection {
         counters: Arc<Counters>,
         methods: Arc<Methods>,
     ) -> Arc<Self> {
-        // tokio's clock, which tests can stop.
+        // Use tokio's clock, because tests can stop it.
         let since = Instant::now();
         let now = since.into_std();
         let liveness = match link.caps().tells_end {
@@ -86,15 +86,15 @@ impl SharedConnection {
         })
     }
 
-    /// Whether this process made the connection. If not, its parent did: a child of fork(2) takes
-    /// none of its locks and drops nothing of it (R23).
+    /// Whether this process made the connection. A child of fork(2) takes no locks of a parent's
+    /// connection and drops no part of it (R23).
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.state.is_own()
     }
 
-    /// The connection at this moment. `None` if it belongs to a parent process. Holds the lock
-    /// while it reads some numbers.
+    /// A snapshot of the connection. `None` if the connection belongs to a parent process. Holds
+    /// the lock while some numbers are read.
     pub(crate) fn info(&self) -> Option<ConnectionInfo> {
         if !self.is_own() {
             return None;

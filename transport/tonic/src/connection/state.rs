@@ -20,7 +20,7 @@ use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
 
 /// The state that the lock protects. Each part has its own methods, which get other parts as
-/// arguments. This struct's methods are those that need several parts.
+/// arguments. Operations that need several parts are methods of this struct.
 pub(crate) struct ConnectionState {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) conn: Connection,
@@ -67,7 +67,7 @@ impl ConnectionState {
         self.tasks.wake_driver();
     }
 
-    /// Why the connection takes no new calls. `None` while it does.
+    /// Why the connection takes no new calls. `None` while the connection takes new calls.
     pub(crate) fn why_no_calls(&self) -> Option<Reason> {
         let going = || (!self.conn.takes_streams()).then(|| self.lifecycle.why_no_calls());
         self.lifecycle.end_reason().cloned().or_else(going)
@@ -97,7 +97,7 @@ impl ConnectionState {
     }
 
     /// Grants the landing memory that the protocol wants. A connection with only small calls wants
-    /// none.
+    /// no memory.
     #[inline]
     fn grant(&mut self) {
         if !(self.conn.may_want_memory() || self.landing.waits()) {
@@ -107,7 +107,8 @@ impl ConnectionState {
         Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
     }
 
-    /// Counts one run of the driver's task. Makes room by copying unread data, if a delay is over.
+    /// Counts one run of the driver's task as a grace turn. If a delay is over, makes room by
+    /// copying unread data.
     #[inline]
     pub(crate) fn grace_turn(&mut self) {
         let ConnectionState { landing, conn, streams, usage, tasks, .. } = self;
@@ -134,7 +135,7 @@ impl ConnectionState {
         if let Err(error) = link.post(conn, copies, tasks, flush, closing) {
             tasks.fail(error);
         }
-        // Pass on the events, because posting makes room in streams whose bodies may wait for it.
+        // Pass on the events, because posting makes room in streams, and bodies may wait for room.
         if self.conn.has_events() {
             self.dispatch();
         }
@@ -142,11 +143,12 @@ impl ConnectionState {
     }
 
     /// Like [`flush`](Self::flush), but for calls. The first call posts its work itself. Calls that
-    /// follow before the driver runs leave their work to the driver, which posts it together in one
-    /// message. If the peer shares this processor, it could not begin with the first message before
-    /// the others are made, so of several calls all leave their work to the driver.
+    /// follow before the driver runs leave their work to the driver, which posts all of this work
+    /// in one message. If the peer shares this processor, the peer could not begin with the first
+    /// message before the other messages are made. So if several calls are in flight, all calls
+    /// leave their work to the driver.
     ///
-    /// Returns false if there was nothing to do, and so nothing was counted.
+    /// If there is nothing to flush, returns false without updating the counters.
     pub(crate) fn flush_soon(&mut self) -> bool {
         if !self.conn.wants_flush() {
             return false;
@@ -167,7 +169,7 @@ impl ConnectionState {
         true
     }
 
-    /// Returns memory that others wait for, and flushes the protocol's messages.
+    /// Returns memory that other connections wait for, and flushes the protocol's messages.
     #[inline]
     pub(crate) fn transmit(&mut self) {
         self.landing.enforce_share(&mut self.conn);
@@ -182,7 +184,7 @@ impl ConnectionState {
     /// Adds the changes since the last call to the channel's counters.
     pub(crate) fn count(&mut self) {
         self.usage.count(self.conn.stats());
-        // The driver, which records metrics, has ended.
+        // Record metrics here, because the driver, which usually records them, has ended.
         if self.link.get().is_none() {
             self.record();
         }

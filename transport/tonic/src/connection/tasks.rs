@@ -7,13 +7,14 @@ use tonic_rdma_fabric::LinkError;
 
 use crate::connection::driver::handle::DriverHandle;
 
-/// Tasks to wake, the driver, and the work done under the lock.
+/// The tasks to wake, the driver, and the work done under the lock.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyTasks {
     pub(crate) driver: DriverHandle,
     /// Tasks that were made ready, to be woken after the lock is released.
     ready: SmallVec<[Waker; 4]>,
-    /// Counts operations while the lock is held, for the turn that is charged for them (R20).
+    /// Counts operations while the lock is held. A task's turn is charged for these operations
+    /// (R20).
     pub(crate) work: usize,
 }
 

@@ -1,4 +1,4 @@
-//! A connection's reports: the counters of its channel or server, and metrics.
+//! Reports a connection's usage to the counters of its channel or server, and as metrics.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::path::Path;
 use crate::telemetry::metrics::ConnectionMeter;
 use crate::telemetry::stats::{Copied, Counter, Counters};
 
-/// Plain integers under the connection's lock, and the values last reported.
+/// The connection's usage as plain integers under the connection's lock, and the values that were
+/// last reported.
 #[derive(Debug)]
 pub(super) struct Usage {
     /// Bytes that the CPU has copied since the connection began, without eager data.
@@ -63,7 +64,7 @@ impl Usage {
         self.meter.answered(peer);
     }
 
-    /// Closes the report, because the connection has ended.
+    /// Records the end of the connection.
     pub(super) fn close(&mut self) {
         self.meter.close();
     }

@@ -8,11 +8,11 @@ use std::task::{Context, Poll, ready};
 use tonic_rdma_fabric::{AnyLink, Link, off_worker};
 use tonic_rdma_memory::Owned;
 
-/// A link that is being destroyed, on a thread that may block if destroying takes long. The peer
-/// may write until the link is destroyed, so the connection keeps its landing memory until then
-/// (R9).
+/// A link that is being destroyed. If the destruction takes long, it runs on a thread that may
+/// block. The peer may write until the link is destroyed, so the connection keeps its landing
+/// memory until then (R9).
 pub(super) struct Destroying {
-    /// The link; empty once it is destroyed. Locked while a thread destroys the link.
+    /// The link, or `None` once it is destroyed. The lock is held while a thread destroys the link.
     link: Owned<Arc<Mutex<Option<AnyLink>>>>,
     thread: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>,
 }
@@ -42,7 +42,8 @@ impl Destroying {
 }
 
 impl Drop for Destroying {
-    /// Destroys the link of a dropped driver, which frees memory next.
+    /// Destroys the link of a dropped driver, because the driver frees the connection's memory
+    /// next.
     fn drop(&mut self) {
         if self.link.is_own() {
             destroy(&self.link);

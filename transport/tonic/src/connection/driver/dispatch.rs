@@ -14,18 +14,18 @@ use crate::connection::state::ConnectionState;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Number of protocol events that cost a turn as much as a message does. A peer can put hundreds of
+/// Number of protocol events that count as much work as one message. A peer can put hundreds of
 /// frames into one message.
 const EVENTS_UNIT: usize = 16;
 
-/// Log lines about peers that break the protocol. Throttled, so that a peer that reconnects cannot
+/// Throttles log lines about peers that break the protocol, so that a peer that reconnects cannot
 /// fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
-/// Log lines about peers that close a connection with an error.
+/// Throttles log lines about peers that close a connection with an error.
 static CLOSED: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
-    /// Acts on the link's completions.
+    /// Handles the link's completions.
     pub(super) fn complete(&mut self, completions: &[Completion]) -> Result<(), LinkError> {
         let mut result = Ok(());
         let (mut received, mut events) = (false, 0);
@@ -56,9 +56,9 @@ impl ConnectionState {
         result
     }
 
-    /// Returns the memory of the SEND slots that only a busy connection needs, after a while at
-    /// rest. If earlier work was posted without a report of its completion, a PING brings that
-    /// report.
+    /// Returns the memory of the SEND slots that only a busy connection needs, after the connection
+    /// has been at rest for a while. If earlier work was posted without a report of its completion,
+    /// a PING is sent, whose completion covers the earlier work.
     pub(crate) fn spare_sends(&mut self) {
         if self.link.rest() {
             self.conn.send_ping();
@@ -66,7 +66,7 @@ impl ConnectionState {
         self.link.return_sends();
     }
 
-    /// Gives a message to the protocol. Returns the number of events that it caused.
+    /// Gives a message to the protocol. Returns the number of events that the message caused.
     fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
         let Some(link) = self.link.get_mut() else { return Ok(0) };
         let message = scratch::copy_message(link.recv_slot(slot, len));
@@ -242,8 +242,8 @@ impl ConnectionState {
     }
 }
 
-/// Returns the reason of a peer that leaves the connection for lack of memory. `text` is the peer's
-/// own reason, and begins with its code.
+/// Returns the reason of a peer that takes no new calls on the connection because it lacks memory.
+/// `text` is the peer's own reason, and begins with the reason's code.
 fn limit_of_peer(text: &str) -> Reason {
     let named = text.split_once(": ").and_then(|(name, detail)| {
         let code = ReasonCode::from_name(name)?;

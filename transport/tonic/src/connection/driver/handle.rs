@@ -1,4 +1,4 @@
-//! The way for calls to reach the driver's task.
+//! The handle through which calls wake the driver's task.
 
 use std::task::{Context, Waker};
 
@@ -8,7 +8,7 @@ use tonic_rdma_fabric::LinkError;
 /// works on this call's message while this side makes the next message.
 const BATCH: u32 = 8;
 
-/// The driver as calls see it, protected by the connection's lock.
+/// The part of the driver's state that calls use, protected by the connection's lock.
 #[derive(Debug, Default)]
 pub(crate) struct DriverHandle {
     waker: Option<Waker>,
@@ -23,7 +23,7 @@ pub(crate) struct DriverHandle {
 }
 
 impl DriverHandle {
-    /// Notes that the driver runs. Returns true if its waker has changed.
+    /// Records that the driver runs. Returns true if the driver's waker has changed.
     #[inline]
     pub(crate) fn runs(&mut self, cx: &Context<'_>) -> bool {
         self.called = false;
@@ -50,7 +50,7 @@ impl DriverHandle {
     }
 
     /// Counts a call that wants to flush. Returns true if the call is the first of its batch, and
-    /// so flushes its own work.
+    /// should therefore flush its own work.
     #[inline]
     pub(crate) fn begins_batch(&mut self) -> bool {
         let before = self.calls;
@@ -69,12 +69,12 @@ impl DriverHandle {
         self.error.take()
     }
 
-    /// Notes that the connection has become quiet.
+    /// Records that the connection has become quiet.
     pub(crate) fn quiet(&mut self) {
         self.became_quiet = true;
     }
 
-    /// Whether the connection has become quiet since the last call.
+    /// Whether the connection has become quiet since this method was last called.
     #[inline]
     pub(crate) fn take_quiet(&mut self) -> bool {
         std::mem::take(&mut self.became_quiet)

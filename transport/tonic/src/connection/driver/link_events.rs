@@ -32,7 +32,8 @@ impl ConnectionState {
             self.link.return_leases(cx, &mut self.conn);
             self.usage.polled(completions.len());
             self.tasks.work += completions.len();
-            // Handle the completions even after an error, because they came before it.
+            // Handle the completions even after an error, because the completions came before the
+            // error.
             let result = self.complete(&completions);
             scratch::put_completions(completions);
             error = error.or(result.err());
@@ -45,9 +46,9 @@ impl ConnectionState {
         idle
     }
 
-    /// Tells the peer of an end that hurts none of its calls: a client gives up its own calls, or a
-    /// server has none. Any other end cuts calls off, so the peer should see it as a lost
-    /// connection.
+    /// Tells the peer that the connection ends, if the end fails none of the peer's calls: a client
+    /// gives up its own calls, or a server has no calls. Any other end cuts calls off, so the peer
+    /// should report a lost connection.
     pub(super) fn say_goodbye(&mut self) {
         let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
         if !self.lifecycle.is_open() || !is_clean {
@@ -57,8 +58,8 @@ impl ConnectionState {
         self.conn.close(CloseCode::Ok, text);
         self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
         self.flush();
-        // The driver no longer polls, and a device needs a moment to send, so poll here. If the
-        // message is not sent, the peer still notices the end.
+        // Poll here, because the driver no longer polls, and a device needs a moment to send. If
+        // the message is not sent, the peer still notices the end.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE_POLLS {
             // Flush again, because the message may have waited for a SEND slot.
@@ -86,8 +87,8 @@ impl ConnectionState {
                     format!("disconnected ({})", self.lifecycle.peer),
                 )
             }
-            // Report an orderly end, because shared memory ends this way only when the peer's
-            // process releases it. No call is hurt.
+            // Report an orderly end, because shared memory reports this error only when the peer's
+            // process releases the memory. No call fails.
             LinkError::Disconnected { peer }
                 if Path::of(peer) == Path::Shm
                     && self.conn.side() == Side::Server

@@ -44,7 +44,7 @@ const MAX_ROUNDS: usize = 16;
 /// While there are streams, metrics are recorded once in this many rounds, and by timers.
 const MAX_UNRECORDED: usize = 64;
 
-/// An event that the driver passes to its side of the connection.
+/// An event that the driver passes to the client or the server that runs it.
 pub(crate) enum Turn {
     /// The peer has opened a stream.
     Serve(Opened),
@@ -52,8 +52,8 @@ pub(crate) enum Turn {
     Rest,
 }
 
-/// Runs a connection until it has ended, and returns the reason. `serve` gets the streams that the
-/// peer opens, and `drain` asks for an orderly end. On return the queue pair is destroyed, and
+/// Runs a connection until it has ended, and returns the reason. `serve` receives the streams that
+/// the peer opens, and `drain` requests an orderly end. On return the queue pair is destroyed, and
 /// landing memory is free or queued for the pool's thread to free.
 pub(crate) async fn drive(
     shared: Arc<SharedConnection>,
@@ -89,15 +89,16 @@ struct Driver {
     /// Rounds since metrics were last recorded.
     unrecorded: usize,
     yields: YieldPolicy,
-    /// Streams to serve once the lock is free.
+    /// Streams to serve after the lock is released.
     opened: Vec<Opened>,
-    /// The link, once the connection has ended. Dropped before the teardown frees memory.
+    /// The link, once the connection has ended. The link is dropped before the teardown frees
+    /// memory.
     destroying: Option<Destroying>,
     _teardown: Teardown,
 }
 
-/// Ends the connection when the driver is dropped, for example with its runtime: tells the peer,
-/// and leaves no memory in use by the device.
+/// Ends the connection when the driver is dropped, for example with its runtime. The teardown tells
+/// the peer, and leaves no memory in use by the device.
 struct Teardown(Arc<SharedConnection>);
 
 impl Drop for Teardown {
@@ -180,8 +181,8 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Takes the streams that the peer has opened. Leaves out calls that were reset or whose
-    /// connection has ended, which then never begin.
+    /// Takes the streams that the peer has opened. Leaves out calls that were reset, and all calls
+    /// if the connection has ended. These calls never begin.
     #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();
@@ -224,9 +225,9 @@ impl Driver {
         Poll::Ready(reason.unwrap_or_else(lost))
     }
 
-    /// Records metrics before the tasks of the last calls are woken, so that a caller with an
-    /// answer finds its call counted. Returns true if a call that waits for a free stream can have
-    /// one.
+    /// Records metrics before the tasks of the last calls are woken, so that the metrics include a
+    /// call when its caller gets the answer. Returns true if a call that waits for a free stream
+    /// can have a stream.
     #[inline]
     fn report(&mut self, state: &mut ConnectionState, idle: bool) -> bool {
         let room = state.streams.room_wanted && state.conn.has_stream_room();

@@ -1,7 +1,7 @@
 //! Memory that a driver needs only while it runs.
 //!
-//! The memory belongs to the thread and serves all connections. So it stays in the cache when
-//! thousands of connections take turns, and a connection at rest keeps none of it.
+//! The memory belongs to the thread and serves all connections. So the memory stays in the cache
+//! when thousands of connections take turns, and a connection at rest keeps no such memory.
 
 use std::cell::RefCell;
 
@@ -12,15 +12,15 @@ use crate::connection::receive::unread::RECEIVE_CHUNK;
 
 thread_local! {
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
-    /// Received messages are copied here, many to one allocation, which is reused once all of them
-    /// are dropped.
+    /// The buffer to which received messages are copied. One allocation holds many messages, and is
+    /// reused once all of these messages are dropped.
     static MESSAGES: RefCell<BytesMut> = RefCell::default();
 }
 
 /// Takes the empty list of completions.
 #[inline]
 pub(super) fn take_completions() -> Vec<Completion> {
-    // Use a new list while the thread ends, because its own list is gone.
+    // Use a new list while the thread ends, because the thread's list is gone.
     COMPLETIONS.try_with(RefCell::take).unwrap_or_default()
 }
 
@@ -31,8 +31,8 @@ pub(super) fn put_completions(mut completions: Vec<Completion>) {
     let _ = COMPLETIONS.try_with(|shared| shared.replace(completions));
 }
 
-/// Copies a received message. The copy keeps a buffer of [`RECEIVE_CHUNK`] bytes alive, which it
-/// shares with other messages.
+/// Copies a received message. The copy keeps a buffer of [`RECEIVE_CHUNK`] bytes alive, which also
+/// holds other messages.
 #[inline]
 pub(super) fn copy_message(data: &[u8]) -> Bytes {
     let copied = MESSAGES.try_with(|messages| {

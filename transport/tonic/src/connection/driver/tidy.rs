@@ -1,9 +1,9 @@
-//! Decides how long a connection that has come to rest still wakes to return memory.
+//! Decides how long a connection at rest continues to wake in order to return memory.
 //!
 //! Landing memory is returned once nothing has landed for ten seconds. The pool's arenas are
-//! returned once two checks have found them unused. Both times come long after the connection has
-//! come to rest. So the connection wakes [`TURNS`] more times if it has used such memory since its
-//! last rest, and then stops.
+//! returned once two checks have found them unused. Both returns happen long after the connection
+//! has come to rest. So if the connection has used landing or pool memory since its last rest, it
+//! wakes [`TURNS`] more times, and then stops.
 //!
 //! | turns left | the timer expires | to |
 //! |---|---|---|
@@ -16,25 +16,25 @@ use std::time::{Duration, Instant};
 
 /// Time between two turns.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Number of turns, which together take 20 s: ten until landing memory is returned, and ten for the
-/// pool's checks.
+/// Number of turns, which together take 20 s: 10 s until landing memory is returned, and 10 s for
+/// the pool's checks.
 const TURNS: u32 = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Tidy {
-    /// Number of uses of memory when the connection came to rest.
+    /// The count of uses of memory when the connection came to rest.
     used: u64,
     left: u32,
     next: Option<Instant>,
 }
 
 impl Tidy {
-    /// Counts a turn of the timer, after which all memory that may be returned has been returned.
-    /// `used` is the number of uses of memory so far.
+    /// Counts a turn of the timer. All memory that may be returned by now has been returned. `used`
+    /// is the number of uses of memory so far.
     pub(super) fn expired(&mut self, now: Instant, at_rest: bool, used: u64) {
         if !at_rest && self.left > 0 {
             // A message that used no memory has ended the rest, so the remaining turns are still
-            // due.
+            // necessary.
             self.used = u64::MAX;
         }
         self.left = match (at_rest, used == self.used) {

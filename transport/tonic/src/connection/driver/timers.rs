@@ -1,9 +1,10 @@
 //! The timer of a connection, and its end.
 //!
-//! A connection has one timer. It is set for the first of the protocol's time limits, the waits for
-//! landing memory, and the turns that return memory at rest. It is set again only after it has
-//! expired, or when an earlier deadline may have appeared, because most deadlines move on long
-//! before they expire. A connection at rest sets no timer if its link reports the peer's end.
+//! A connection has one timer. The timer is set for the earliest of the protocol's time limits, the
+//! waits for landing memory, and the turns that return memory at rest. The timer is set again only
+//! after it has expired, or when an earlier deadline may have appeared, because most deadlines are
+//! replaced by later ones long before they expire. A connection at rest sets no timer if its link
+//! reports the peer's end.
 //!
 //! | life | event | next |
 //! |---|---|---|
@@ -34,11 +35,11 @@ pub(super) struct Timers {
     tidy: Tidy,
 }
 
-/// The states between which an earlier deadline may appear.
+/// The states of the heartbeat. When the state changes, an earlier deadline may appear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heartbeat {
     Waits,
-    /// The deadline may be for an answer.
+    /// The deadline may be the time limit for an answer.
     Asks,
     Rests,
 }
@@ -71,8 +72,8 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
-        // A call has begun at rest. Handle the protocol's timer now, because the call's time counts
-        // from now on.
+        // A call has begun at rest. Handle the protocol's timer now, because the protocol measures
+        // the call's time from now on.
         if state.conn.is_roused() && state.lifecycle.is_open() {
             self.expire(state, state.link.now().into());
         }
@@ -109,8 +110,8 @@ impl Timers {
         }
     }
 
-    /// Whether an earlier deadline has appeared since the timer was set, or its purpose is
-    /// fulfilled.
+    /// Whether an earlier deadline has appeared since the timer was set, or the timer is no longer
+    /// needed.
     fn is_outdated(&self, state: &mut ConnectionState) -> bool {
         let landing = state.landing.has_new_deadline();
         let heartbeat = match self.heartbeat {
@@ -121,7 +122,7 @@ impl Timers {
         landing || heartbeat
     }
 
-    /// Sets the timer for the first deadline, if there is one.
+    /// Sets the timer for the earliest deadline, if any.
     fn arm(&mut self, state: &ConnectionState) {
         let landing = state.landing.deadline().map(Instant::into_std);
         let others = [landing, self.tidy.deadline()];
@@ -133,7 +134,7 @@ impl Timers {
         }
     }
 
-    /// Acts on an expired timer of an open connection.
+    /// Handles an expired timer of an open connection.
     fn expire(&mut self, state: &mut ConnectionState, now: Instant) {
         let judged = state.conn.handle_timeout(now.into_std());
         let rests = state.conn.is_resting();

@@ -3,8 +3,8 @@
 //! On a runtime with one thread, the driver yields to all other work, including sockets and timers,
 //! because another connection's doorbell may have been rung. For a task that yields
 //! ([`tokio::task::yield_now`]), tokio polls sockets and timers when no other task can run, and
-//! otherwise once in `event_interval` (61) polls of tasks. If some task can always run, that is too
-//! seldom, so the policy measures the time:
+//! otherwise once in `event_interval` (61) polls of tasks. If some task can always run, tokio polls
+//! sockets and timers too seldom, so the policy measures the time:
 //!
 //! | state | event | next state |
 //! |---|---|---|
@@ -14,7 +14,7 @@
 //! | BehindTasks(n) | the driver yields | BehindTasks(n - 1), BehindAll at 0 |
 //!
 //! On a runtime with several threads, the driver yields to the other tasks. Another thread may run
-//! it next, and one of the threads polls the sockets.
+//! the driver next, and one of the threads polls the sockets.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,11 +22,11 @@ use std::task::Context;
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
-// tokio's clock, which tests can stop.
+// Use tokio's clock, because tests can stop it.
 use tokio::time::Instant;
 
-/// The longest wait for other work after which the driver still yields to all of it. Several times
-/// as long as a copy, or a round of short tasks.
+/// The longest wait for other work after which the driver still yields to all other work. This wait
+/// is several times as long as a copy, or as a round of short tasks.
 const MAX_WAIT: Duration = Duration::from_micros(500);
 /// Number of yields until the wait is measured again.
 const BUSY_TURNS: u8 = 4;
@@ -57,7 +57,7 @@ impl YieldPolicy {
         YieldPolicy { state, since: None }
     }
 
-    /// Notes that the driver runs again.
+    /// Records that the driver runs again.
     pub(super) fn runs(&mut self) {
         if let Some(since) = self.since.take()
             && since.elapsed() > MAX_WAIT

@@ -12,21 +12,21 @@ use crate::connection::tasks::ReadyTasks;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
-/// Maximum number of streams whose shorter wants are granted while the first stream waits for
-/// landing memory.
+/// While the first stream waits for landing memory, the shorter wants of at most this many other
+/// streams are granted.
 const MAX_BEHIND: usize = 8;
 /// Length in bytes of the longest chunk that has room for several pieces.
 const LONGEST_CHUNK: usize = 4 << 20;
-/// Log lines about memory that cannot be registered. Throttled, because a peer decides how often
+/// Throttles log lines about memory that cannot be registered, because a peer decides how often
 /// memory is needed.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
-/// Why landing memory is missing and waiting would not help.
+/// Why landing memory is missing in a case in which waiting would not help.
 #[derive(Debug, thiserror::Error)]
 enum NoLanding {
     #[error(transparent)]
     Unregistered(#[from] RegisterError),
-    /// The peer cannot write to memory that it was granted.
+    /// The peer cannot write to granted memory.
     #[error("the peer cannot map landing memory of this end: it may be out of descriptors")]
     NotTaken,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Granter<'a> {
 }
 
 impl Granter<'_> {
-    /// Grants the landing memory that the protocol wants, from this connection's account.
+    /// Grants landing memory from this connection's account for all wants of the protocol.
     pub(crate) fn grant(&mut self) {
         // Grant nothing on a dead link. The protocol does not know that the link is dead, and its
         // streams may still want memory.
@@ -59,13 +59,14 @@ impl Granter<'_> {
             self.landing.account.is_making() || !self.landing.naming.is_empty();
         if done && std::mem::take(&mut self.landing.is_short) {
             // Other connections need not make room any more. The account may have begun to wait
-            // just now, for a stream whose want was met by a later grant.
+            // just now, for a stream whose want a later grant has met.
             self.landing.account.stop_waiting();
             self.landing.progresses();
         }
     }
 
-    /// Grants what the protocol wants now. Returns false if a stream wants memory and gets none.
+    /// Grants the current wants of the protocol. Returns false if a stream wants memory and gets
+    /// none.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.next_want() {
             if want.key == WantKey::Standing {
@@ -105,7 +106,7 @@ impl Granter<'_> {
         true
     }
 
-    /// The landing memory that the protocol wants next. If all streams together have much unread
+    /// Returns the protocol's next want of landing memory. If all streams together have much unread
     /// data, a stream with a waiting reader comes first.
     fn next_want(&mut self) -> Option<LandingWant> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
@@ -123,8 +124,8 @@ impl Granter<'_> {
         }
     }
 
-    /// Gives a standing grant, if there is memory that no other connection has a claim to. If a
-    /// chunk has to be created, the driver is woken afterwards and grants again.
+    /// Gives a standing grant, if memory is free that no other connection claims. If a chunk has to
+    /// be created, the driver is woken afterwards and grants again.
     fn grant_standing(&mut self, want: LandingWant) {
         let found = self.landing.account.alloc_spare(want.want as usize);
         match self.provide_found(want, found) {
@@ -134,7 +135,7 @@ impl Granter<'_> {
         }
     }
 
-    /// Grants shorter wants behind the first one, which waits. Returns true if one was granted.
+    /// Grants shorter wants behind the first want, which waits. Returns true if a want was granted.
     fn grant_behind(&mut self) -> bool {
         let mut granted = false;
         for place in 1..=MAX_BEHIND {
@@ -154,8 +155,8 @@ impl Granter<'_> {
         granted
     }
 
-    /// Grants a want, or at least `min` bytes of it, and returns the length. `None` if there is no
-    /// memory.
+    /// Grants a want, or at least `min` bytes of it, and returns the length. Returns `None` if no
+    /// memory is available.
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, NoLanding> {
         let (most, min) = (want.want as usize, min as usize);
         let mut found = self.landing.account.alloc(most, min);
@@ -208,9 +209,9 @@ impl Granter<'_> {
         }
     }
 
-    /// Makes a stream's messages come by control messages, which need no landing memory, because
-    /// waiting would not bring any. If this end is the cause, new calls take another path until
-    /// this end has memory again (R21).
+    /// Makes the peer send a stream's messages by control messages, which need no landing memory,
+    /// because waiting would not make memory available. If this end is the cause, new calls take
+    /// another path until this end has memory again (R21).
     fn refuse_bulk(&mut self, id: StreamId, error: &NoLanding) {
         throttled!(in UNREGISTERED, warn, %error, stream = %id, "no landing memory; messages come by control messages");
         self.conn.decline_landing(id);
@@ -219,7 +220,7 @@ impl Granter<'_> {
             return;
         }
         let reason = match self.link.pool.may_land() {
-            // The pool's own error says that no other message can have memory either.
+            // The pool's error means that no other message can have memory either.
             Err(limit) => from_error::pool(&limit),
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };

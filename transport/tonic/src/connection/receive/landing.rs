@@ -55,11 +55,11 @@ pub(crate) struct LandingMemory {
     pub(super) wait: LandingWait,
     /// The delay that runs while streams want memory and none gets any.
     pub(super) stall: Stall,
-    /// Turns that other tasks get before delays end.
+    /// The turns that other tasks get before delays end.
     pub(super) grace: Grace,
-    /// The copies that follow from the end of [`stall`](Self::stall).
+    /// The copies that the end of [`stall`](Self::stall) has caused.
     pub(super) relief: Relief,
-    /// When to recall grants, so that memory goes back to other connections.
+    /// When to recall grants, so that other connections get memory.
     pub(super) reclaim_delay: ReclaimDelay,
     /// Whether the account waits for memory.
     pub(super) is_short: bool,
@@ -118,7 +118,7 @@ impl LandingMemory {
         &mut self.relief
     }
 
-    /// Bytes that the connection has of the pool.
+    /// Bytes of the pool that the connection holds.
     pub(crate) fn leased(&self) -> usize {
         self.account.leased()
     }
@@ -156,7 +156,8 @@ impl LandingMemory {
         delays.iter().filter_map(|delay| delay.deadline()).min()
     }
 
-    /// Whether there is a deadline that the driver has not taken. Marks all as taken.
+    /// Returns true if a deadline exists that the driver has not taken, and marks all deadlines as
+    /// taken.
     pub(crate) fn has_new_deadline(&mut self) -> bool {
         // Ask each delay, because asking marks its deadline as taken.
         let wait = self.wait.0.has_new_deadline();
@@ -178,7 +179,8 @@ impl LandingMemory {
         }
     }
 
-    /// Gives up the buffer of a stream that has ended, which need not wait for the peer to map it.
+    /// Gives up the buffer of a stream that has ended, without waiting for the peer to map the
+    /// buffer.
     #[inline]
     pub(crate) fn forget_naming(&mut self, stream: StreamId) {
         if !self.naming.is_empty() {
@@ -186,17 +188,17 @@ impl LandingMemory {
         }
     }
 
-    /// Notes that a stream got landing memory, or that none wants any.
+    /// Records that a stream got landing memory, or that no stream wants memory.
     #[inline]
     pub(super) fn progresses(&mut self) {
-        // Let the delay run on while a chunk that is to be returned may still be in use.
+        // Let the delay continue while a chunk that is to be returned may still be in use.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
         }
     }
 
-    /// Returns memory above the connection's share while another connection claims some. Standing
-    /// grants go first, then idle chunks, then chunks whose grants have to be recalled.
+    /// Returns memory above the connection's share while another connection claims memory. Standing
+    /// grants are returned first, then idle chunks, then chunks whose grants have to be recalled.
     #[inline]
     pub(crate) fn enforce_share(&mut self, conn: &mut Connection) {
         let wanted = self.account.others_claim();
@@ -214,12 +216,13 @@ impl LandingMemory {
             conn.memory_is_unwanted();
         }
         if self.reclaim_delay.0.is_over() {
-            // The grants are recalled, so unread data occupies the memory: copy it after the delay.
+            // The grants are recalled, so unread data occupies the memory. Copy this data after the
+            // delay.
             self.stall.begin();
         }
     }
 
-    /// Recalls the grants that block waiting connections, if it is time to.
+    /// Recalls the grants that block waiting connections, if the delay is over.
     pub(crate) fn recall_reclaimed(&mut self, conn: &mut Connection, now: Instant) {
         if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
@@ -227,8 +230,9 @@ impl LandingMemory {
         }
     }
 
-    /// Returns everything to the pool, and ends the claims on other connections. Handles of the
-    /// connection's streams may keep it alive for a long time.
+    /// Returns all memory to the pool, and ends the claims on other connections. The drop of the
+    /// connection would come too late, because handles of its streams may keep the connection alive
+    /// for a long time.
     pub(crate) fn release(&mut self) {
         self.granted.clear();
         self.naming.clear();

@@ -1,8 +1,8 @@
 //! How long a message waits for landing memory in one piece before it lands in parts.
 //!
 //! Parts have to be joined by a copy, into memory that the kernel may have to provide page by page.
-//! So a message waits for a whole piece while other messages free memory. It does not wait for
-//! long, because readers may hold on to their messages.
+//! So a message waits for a whole piece while other messages free memory. The wait is short,
+//! because readers may keep their messages.
 //!
 //! | the delay | on | next |
 //! |---|---|---|
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use crate::connection::delay::Delay;
 
-/// Maximum wait for a whole piece. In this time, a message of 16 MiB in flight lands at 3 Gb/s and
-/// more.
+/// Maximum wait for a whole piece. At 3 Gb/s and more, a message of 16 MiB in flight lands within
+/// this time.
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! Received payload, from its landing memory to its reader.
+//! Receives payload, from its landing memory to its reader.
 //!
 //! | file | what |
 //! |---|---|

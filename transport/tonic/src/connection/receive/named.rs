@@ -24,7 +24,7 @@ use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
 
 impl LandingMemory {
-    /// Names a buffer for the data that is received on this stream, which has just been opened.
+    /// Names a buffer for the data that is received on this newly opened stream.
     pub(crate) fn name_memory(
         &mut self,
         id: StreamId,
@@ -50,8 +50,8 @@ impl LandingMemory {
 }
 
 impl Granter<'_> {
-    /// Registers the buffers that the protocol wants, and grants those that are registered. Returns
-    /// true if the protocol may want more.
+    /// Registers the buffers that the protocol wants, and grants the registered buffers. Returns
+    /// true if the protocol may want more buffers.
     #[inline]
     pub(super) fn grant_named(&mut self) -> bool {
         let mut went_on = false;
@@ -94,8 +94,8 @@ impl Granter<'_> {
         granted
     }
 
-    /// Advances one buffer, and returns it if it still waits. `decided` is set once the stream's
-    /// memory is granted or certain not to be.
+    /// Advances one buffer, and returns the buffer if it still waits. Sets `decided` once the
+    /// stream's buffer is granted or given up.
     fn advance(&mut self, naming: Naming, decided: &mut bool) -> Option<Naming> {
         let Naming { stream, step } = naming;
         let buffer = match step {

@@ -1,8 +1,8 @@
 //! Returns landing memory above the connection's share while another connection waits.
 //!
-//! Chunks chosen to go back are not granted any more. If the peer is fast, data in flight lands
-//! within [`DRAIN`] and the readers free it. Then the remaining grants are recalled. The protocol
-//! ends the connection of a peer that keeps them while others wait
+//! Chunks that are chosen for return are not granted any more. If the peer is fast, data in flight
+//! lands within [`DRAIN`] and the readers free its memory. Then the remaining grants are recalled.
+//! The protocol ends the connection of a peer that keeps recalled grants while others wait
 //! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
 //!
 //! | the delay | on | next |
@@ -18,8 +18,8 @@ use tonic_rdma_memory::Reclaim;
 
 use crate::connection::delay::Delay;
 
-/// Time for data in flight to land before grants are recalled. In this time, 16 MiB land at 3 Gb/s
-/// and more.
+/// Time for data in flight to land before grants are recalled. At 3 Gb/s and more, 16 MiB land
+/// within this time.
 const DRAIN: Duration = Duration::from_millis(50);
 
 /// The delay of the module's table. In the state Over, the grants have been recalled.
@@ -27,7 +27,8 @@ const DRAIN: Duration = Duration::from_millis(50);
 pub(crate) struct ReclaimDelay(pub(crate) Delay);
 
 impl ReclaimDelay {
-    /// Starts the delay if chunks were chosen to go back, and resets it if none was.
+    /// Starts the delay if chunks were chosen for return, and resets the delay if no chunk was
+    /// chosen.
     #[inline]
     pub(crate) fn chosen(&mut self, reclaim: Reclaim) {
         match reclaim {

@@ -1,4 +1,5 @@
-//! Acts on the delays of landing memory: lets messages land in parts, and copies unread data.
+//! Handles the expired delays of landing memory: lets messages land in parts, and copies unread
+//! data.
 
 use tokio::time::Instant;
 use tonic_rdma_fabric::turn::{self, COPY_UNIT};
@@ -11,8 +12,8 @@ use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {
-    /// Starts the grace turns if a delay of landing memory is over by `now`. Returns true if one
-    /// is, and the driver then has to run again.
+    /// Starts the grace turns if a delay of landing memory is over by `now`. Returns true if a
+    /// delay is over. The driver then has to run again.
     pub(crate) fn timed_out(&mut self, now: Instant) -> bool {
         let delays = [&self.wait.0, &self.stall.0];
         let over = delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now));
@@ -22,8 +23,8 @@ impl LandingMemory {
         over
     }
 
-    /// Counts one run of the driver's task as a grace turn. Acts on expired delays after the last
-    /// turn, and otherwise continues a relief. Returns true if there may be something to send.
+    /// Counts one run of the driver's task as a grace turn. Handles expired delays after the last
+    /// turn, and otherwise continues a relief. Returns true if messages may be ready to send.
     #[inline]
     pub(crate) fn grace_turn(
         &mut self,
@@ -97,8 +98,8 @@ impl LandingMemory {
         if !ends_stall {
             return;
         }
-        // Do not starve while memory can become free by itself: after the peer's WRITE, or when a
-        // reader reads it.
+        // Do not starve while memory may still become free: after the peer's WRITE, or when a
+        // reader reads data.
         let moves =
             !self.granted.is_empty() || streams.io.values().any(|io| io.unread.has_landed());
         if copied == 0 && !moves && self.is_short && !self.account.is_pending() {
@@ -108,8 +109,8 @@ impl LandingMemory {
     }
 }
 
-/// Returns the streams that had unread data at the last call and were not read since, sorted by id.
-/// Marks the streams that have unread data now.
+/// Returns the streams that had unread data when this function last ran and were not read since,
+/// sorted by id. Marks the streams that have unread data now.
 fn suspect_readers(streams: &mut Streams) -> Vec<StreamId> {
     let mut suspects = Vec::new();
     for (id, io) in streams.io.iter_mut().filter(|(_, io)| io.unread.has_landed()) {

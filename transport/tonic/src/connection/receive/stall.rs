@@ -1,8 +1,7 @@
 //! Copies unread data to make room, when a stream has waited long for landing memory.
 //!
-//! Unread payload in landing memory keeps that memory from the streams that are read (R13). So the
-//! driver copies unread payload to the heap, stream by stream in their order, until there is room
-//! for the stream that waits.
+//! Unread payload occupies landing memory that other streams need (R13). So the driver copies
+//! unread payload to the heap, one stream after another, until the stream that waits has room.
 //!
 //! | the delay | on | next |
 //! |---|---|---|
@@ -11,14 +10,14 @@
 //! | Running | [`PERIOD`] has passed | Over: streams that were already unread at the end of the previous period are copied |
 //! | Over | | Running or Idle, by the first row |
 //!
-//! A copied stream is **lagging** until the application reads it: data that lands for the stream is
-//! copied on delivery.
+//! A copied stream is **lagging** until the application reads it. Data that lands for a lagging
+//! stream is copied on delivery.
 //!
-//! If there is nothing to copy and nothing to wait for, because the application holds all memory,
-//! the account [starves](tonic_rdma_memory::Landing::starve).
+//! If the application holds all memory, no copy and no wait would help, and the account
+//! [starves](tonic_rdma_memory::Landing::starve).
 //!
-//! A busy runtime is not a stall. Before the driver acts on a delay, it lets all other tasks run
-//! [`GRACE`] times, including readers that were woken ([`Grace`]).
+//! A busy runtime is not a stall. Before the driver handles an expired delay, it lets all other
+//! tasks run [`GRACE`] times, including readers that were woken ([`Grace`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,15 +30,15 @@ use crate::connection::delay::Delay;
 /// time, even on a busy machine.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Turns that the runtime's other tasks get between the end of a delay and its effect. Tasks do not
-/// run in a strict order.
+/// Number of turns that the runtime's other tasks get between the end of a delay and its effect.
+/// One turn is not enough, because tasks do not run in a strict order.
 const GRACE: u8 = 8;
 
-/// Number of operations in a round of the driver after which it copies no more unread data. The
-/// rest is copied in later turns (R20).
+/// Number of operations in a round after which the driver copies no more unread data. The rest is
+/// copied in later turns (R20).
 pub(crate) const MAX_WORK: usize = 32;
 
-/// Turns left until expired delays take effect.
+/// The number of turns until expired delays take effect.
 ///
 /// | turns left | on | next |
 /// |---|---|---|
@@ -68,7 +67,7 @@ impl Grace {
     }
 }
 
-/// How well a stream's reader keeps up.
+/// Whether a stream's reader keeps up with the received data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// The stream was read since the end of the last period, or had no unread data then.
@@ -76,7 +75,7 @@ pub(crate) enum Reading {
     UpToDate,
     /// The stream was not read since the end of the last period.
     Suspected,
-    /// Unread data was copied, and so is the data that follows.
+    /// Unread data was copied, and later data is copied as well.
     Lagging,
 }
 
@@ -85,8 +84,8 @@ pub(crate) enum Reading {
 pub(crate) struct Stall(pub(crate) Delay);
 
 impl Stall {
-    /// Starts the delay for a waiting stream, unless the delay is running. Returns true if it was
-    /// not running.
+    /// Starts the delay for a waiting stream, unless the delay is running. Returns true if the
+    /// delay was not running.
     #[inline]
     pub(crate) fn begin(&mut self) -> bool {
         let begins = self.0.deadline().is_none();
@@ -103,7 +102,7 @@ impl Stall {
     }
 }
 
-/// The copies of unread data that the driver has still to make, over several turns (R20).
+/// The copies of unread data that the driver still has to make, over several turns (R20).
 #[derive(Debug, Default)]
 pub(crate) struct Relief {
     /// The streams whose payload is copied, in their order.

@@ -1,7 +1,7 @@
 //! The unread part of a received body.
 //!
-//! The peer chooses the pieces that it cuts a body into, and the stream's windows count only
-//! payload. But a piece occupies more memory than its payload:
+//! The peer decides into which pieces it cuts a body, and the stream's windows count only payload.
+//! But a piece occupies more memory than its payload:
 //!
 //! | piece | occupies, in addition to [`OVERHEAD`] |
 //! |---|---|
@@ -33,15 +33,15 @@ use crate::codec::Part;
 pub(crate) const RECEIVE_CHUNK: usize = 32 * 1024;
 /// Landing memory is allocated in units of this many bytes.
 const GRANULE: usize = 4096;
-/// Bytes of bookkeeping for each piece: its slot in the queue, which may have as many free slots,
-/// and one or two allocations.
+/// Bytes of bookkeeping for each piece: one or two allocations, and two slots of the queue, because
+/// half of the queue's slots may be free.
 const OVERHEAD: usize = 192;
 /// Maximum length in bytes of a buffer of joined pieces.
 const MAX_JOINED: usize = 64 * 1024;
 /// Minimum length in bytes of the first buffer of joined pieces.
 const MIN_JOINED: usize = 256;
 
-/// The place of received bytes.
+/// The kind of memory that holds received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PayloadPlace {
     /// A buffer of received messages.
@@ -52,8 +52,8 @@ pub(crate) enum PayloadPlace {
     Named,
     /// Memory that the peer has lent.
     Lent,
-    /// Memory that the peer may write to, so that the bytes are copied to the heap before they are
-    /// read.
+    /// Landing memory that is copied to the heap before it is read, because the peer may still
+    /// write to it.
     Heap,
 }
 
@@ -72,22 +72,22 @@ pub(crate) struct Piece {
     pub(crate) part: Part,
     /// Bytes that count as [`Flow::Window`].
     window: u32,
-    /// Bytes that count as [`Flow::Bulk`]. The piece's other bytes count in no window.
+    /// Bytes that count as [`Flow::Bulk`]. The piece's remaining bytes count in no window.
     bulk: u32,
-    /// Bytes that came by WRITE.
+    /// Bytes that arrived by WRITE.
     landed: u32,
-    /// Whether the piece was joined from several.
+    /// Whether the piece was joined from several pieces.
     joined: bool,
 }
 
 impl Piece {
-    /// The numbers of bytes by the window that they count in.
+    /// The numbers of bytes that count in each window.
     #[inline]
     pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         [(self.window, Flow::Window), (self.bulk, Flow::Bulk)]
     }
 
-    /// The number of bytes that came by WRITE and were joined with others.
+    /// The number of bytes that arrived by WRITE and were joined with other bytes.
     #[inline]
     pub(crate) fn landed_and_joined(&self) -> u32 {
         if self.joined { self.landed } else { 0 }
@@ -115,11 +115,11 @@ impl Joining {
     }
 }
 
-/// The unread pieces of one stream, in their order. Each has at least one byte.
+/// The unread pieces of one stream, in their order. Each piece has at least one byte.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pieces: Fifo<Piece>,
-    /// The pieces that are being joined, which follow all others.
+    /// The pieces that are being joined. They follow all other pieces.
     joining: Option<Box<Joining>>,
 }
 
@@ -196,7 +196,8 @@ impl Unread {
     }
 
     /// Copies data from landing memory to the heap, piece by piece, until at least `limit` bytes
-    /// are copied. Returns the number of bytes, and whether none is left in landing memory.
+    /// are copied. Returns the number of bytes, and whether no unread data is left in landing
+    /// memory.
     pub(crate) fn copy_out(&mut self, limit: usize) -> (usize, bool) {
         let mut copied = 0;
         for piece in self.pieces.iter_mut() {
@@ -213,14 +214,14 @@ impl Unread {
         (copied, true)
     }
 
-    /// Closes the buffer, so that later pieces are not joined with these.
+    /// Closes the buffer, so that later pieces are not joined with the pieces in it.
     fn close(&mut self) {
         if let Some(joining) = self.joining.take() {
             self.pieces.push_back(joining.into_piece());
         }
     }
 
-    /// The numbers of all bytes by the window that they count in.
+    /// The numbers of all unread bytes that count in each window.
     #[inline]
     pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         let joining = self.joining.as_deref().map(|joining| (joining.window, joining.bulk));
