@@ -1,4 +1,4 @@
-//! Tickets for bare connections, which carry SENDs and WRITEs without calls, for a diagnosis.
+//! Tickets for bare connections, over which a diagnosis sends SENDs and WRITEs without calls.
 
 use std::time::Duration;
 
@@ -6,5 +6,5 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BareTicket;
 
-/// Maximum time that a server serves a bare connection, which is longer than a diagnosis takes.
+/// Maximum time for which a server serves a bare connection. A diagnosis takes less time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);

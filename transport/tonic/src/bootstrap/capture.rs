@@ -25,7 +25,7 @@ pub(crate) struct Capture<S> {
     stock_calls: Arc<StockCalls>,
     /// Number of connections so far.
     connections: Arc<AtomicU64>,
-    /// The connection that this clone is for. `None` in the server's own copy.
+    /// The connection that this clone serves. `None` in the server's own copy.
     asker: Option<Asker>,
 }
 
@@ -46,7 +46,7 @@ impl<S> Capture<S> {
         Capture { inner, stock_calls, connections: Arc::default(), asker: None }
     }
 
-    /// Reports a call that is not an Offer to [`StockCalls`], and logs its warning.
+    /// Reports a call that is not an Offer to [`StockCalls`], and logs the warning if one is due.
     #[cold]
     fn watched<B>(&self, req: &Request<B>) {
         let Some(peer) = peer(req.extensions()) else { return };

@@ -27,8 +27,8 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, plaintext};
 use crate::tcp::connector::TcpChannel;
 
-/// Number of places in an answer that are used. This is more than any host has, and few enough to
-/// be paired with this host's devices.
+/// Maximum number of places in an answer that are used. The number is larger than any host needs,
+/// and small enough to pair all places with this host's devices.
 const MAX_PLACES: usize = 64;
 
 /// The transports that an address may have.
@@ -113,7 +113,8 @@ pub(crate) async fn offer(
     ask(tcp, origin, hook, paths, false).await
 }
 
-/// Asks for a ticket for a bare connection. A server that serves none gives a ticket for calls.
+/// Asks for a ticket for a bare connection. A server that serves no bare connections gives a ticket
+/// for calls.
 #[cfg(all(feature = "diagnose", feature = "measure"))]
 pub(crate) async fn offer_bare(
     tcp: &TcpChannel,
@@ -140,7 +141,7 @@ async fn ask(
     }
     match call(tcp, origin, request, paths, bare).await {
         Ok(response) => {
-            // Decide here, because the connection that carried the answer is known now.
+            // Decide after the answer, because the connection that carried it is known only now.
             let denies = |path: Path| tcp.denies(path);
             let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
                 true => plaintext::and_by_client(reason),
@@ -178,15 +179,15 @@ async fn call(
         bare,
     };
     let request = request.map(|()| LazyMessage(Some(message)));
-    // A client-streaming call, because a unary call's message is built before the connection is
+    // Use a client-streaming call, because a unary call's message is built before the connection is
     // chosen.
     grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default())
         .await
 }
 
-/// A stream of one message, which is built when the connection that carries the call polls for it.
-/// tonic's channel has one connection at a time and replaces a lost one, so only then is the local
-/// address certain.
+/// A stream of one message. The message is built when the connection that carries the call polls
+/// the stream. The local address is not certain earlier, because tonic's channel replaces a lost
+/// connection.
 struct LazyMessage<F>(Option<F>);
 
 impl<F> Unpin for LazyMessage<F> {}
@@ -223,13 +224,13 @@ fn is_unknown_service(status: &Status) -> bool {
             || UNKNOWN_SERVICE.iter().any(|begin| message.starts_with(begin)))
 }
 
-/// Texts of tonic's client for an answer that is not gRPC: no status, another content type, or no
-/// content.
+/// Texts of tonic's client for an answer that is not gRPC, because it has no status, another
+/// content type, or no content.
 const NOT_GRPC: [&str; 4] =
     ["grpc-status header missing", "protocol error", "Missing response message", "Unexpected EOF"];
 
-/// Whether this client is refused access. The server may say so in plain HTTP. Such an answer has
-/// no gRPC message, and the text of tonic's client then ends with the HTTP status.
+/// Whether this client is refused access. The server may refuse access in plain HTTP. A plain HTTP
+/// answer has no gRPC message, and the text of tonic's client then ends with the HTTP status.
 fn is_refused_to_client(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
         || ["status: 401 Unauthorized", "status: 403 Forbidden"]
@@ -280,7 +281,7 @@ fn refused(status: &Status) -> Reason {
     }
 }
 
-/// Checks the server's answer. All of it is untrusted.
+/// Checks the server's answer, which is untrusted.
 fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
     let grant = match response.outcome {
         Some(offer_response::Outcome::Grant(grant)) => grant,
@@ -403,7 +404,7 @@ fn malformed(what: &str) -> Reason {
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
         Some(code) => Reason::from_peer(code, PeerText(&refusal.detail, DETAIL).to_string()),
-        // A code of a later protocol version.
+        // The code belongs to a later protocol version.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!("{}: {}", PeerText(&refusal.code, SHORT), PeerText(&refusal.detail, DETAIL)),

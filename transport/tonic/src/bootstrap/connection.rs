@@ -34,7 +34,7 @@ const FORWARDING: [&str; 13] = [
     "x-proxyuser-ip",
     "x-real-ip",
 ];
-/// Prefixes of further such headers.
+/// Prefixes of further headers that gateways add.
 const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
 
 /// Evidence that a request passed through an HTTP gateway.
@@ -56,7 +56,8 @@ pub(crate) struct Asker {
     handshakes: Handshakes,
 }
 
-/// Counts the connections that one client is setting up. An extension of the client's tickets.
+/// Counts the connections that one client is setting up. The count is an extension of the client's
+/// tickets.
 #[derive(Debug, Clone)]
 pub(crate) struct Handshakes(pub(crate) Arc<Semaphore>);
 
@@ -83,7 +84,7 @@ impl Asker {
 pub(crate) struct Connection {
     /// The connection's connect info.
     pub(crate) extensions: Extensions,
-    /// Evidence of a gateway, if the Offer carries any.
+    /// Evidence of a gateway, if the Offer carries such evidence.
     pub(crate) trace: Option<Trace>,
     /// Counts the connection's Offers.
     pub(crate) asker: Option<Asker>,
@@ -108,7 +109,7 @@ impl Connection {
         false
     }
 
-    /// The connection of an accepted socket with this connect info.
+    /// Describes the connection of an accepted socket with this connect info.
     pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(info);

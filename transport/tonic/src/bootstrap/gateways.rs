@@ -2,8 +2,9 @@
 //!
 //! A ticket carries the identity of its Offer's TCP connection: calls on the fast path report that
 //! connection's address and certificate. If a gateway forwards an Offer, the connection is the
-//! gateway's but the ticket is its client's. Therefore the client states its own address of the
-//! connection, and the server compares it with the peer address that it sees.
+//! gateway's, but the ticket goes to the gateway's client. Therefore the client states its own
+//! address of the connection, and the server compares the stated address with the peer address of
+//! the connection.
 //!
 //! States of an accepted TCP connection:
 //!
@@ -13,10 +14,10 @@
 //! | gateway | gateway | gateway | (none) |
 //!
 //! So a client that guesses the gateway's port has one guess for each of the gateway's connections.
-//! A wrong statement counts against the peer's network. After [`MISMATCHES`] of them, no Offer from
-//! that network counts as direct until [`WINDOW`] after the first. During that time the answer does
-//! not depend on the statement, and no answer contains the peer's address, so a guess reveals
-//! nothing.
+//! A wrong statement counts against the peer's network. After [`MISMATCHES`] wrong statements, no
+//! Offer from that network counts as direct until [`WINDOW`] after the first wrong statement.
+//! During that time the answer does not depend on the statement, and no answer contains the peer's
+//! address, so a guess reveals nothing.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,7 +32,8 @@ use crate::connection::info::{self, ConnectionInfo};
 use crate::path::Path;
 use crate::path::reason::Reason;
 
-/// Number of wrong statements from one network after which all its Offers count as a gateway's.
+/// Number of wrong statements from one network after which all Offers from that network count as a
+/// gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
 /// Time after the first wrong statement at which the count starts again.
 pub(crate) const WINDOW: Duration = Duration::from_secs(600);
@@ -74,13 +76,13 @@ pub(crate) enum Indirect {
     Closed,
 }
 
-/// The server's TCP connections, and the wrong statements about them.
+/// The server's TCP connections, and the wrong statements about their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Gateways(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Keyed by the peer's address.
+    /// Open connections by the peer's address.
     live: HashMap<SocketAddr, Live>,
     accepted: u64,
     mismatches: HashMap<Network, Mismatches>,
@@ -93,7 +95,7 @@ struct Live {
     gateway: bool,
     /// Whether the connection has carried an Offer.
     asked: bool,
-    /// Why the last Offer was refused. `None` if it was granted.
+    /// Why the last Offer was refused. `None` if the last Offer was granted.
     refused: Option<Reason>,
     /// Distinguishes the connection from all others of this process.
     id: u64,
@@ -159,8 +161,8 @@ impl Gateways {
         live.gateway |= evidence.is_err();
         let network = Network::from(peer.ip());
         let suspect = table.is_suspect(network, now);
-        // A guess about a connection that is already marked as a gateway's gains nothing, so it is
-        // not counted.
+        // Do not count a guess about a connection that is already marked as a gateway's, because
+        // the guess gains nothing.
         if matches!(evidence, Err(Indirect::Differs(_))) && !before {
             table.count(network, now);
         }
@@ -172,8 +174,9 @@ impl Gateways {
         }
     }
 
-    /// Counts a call on a connection that has carried no Offer. Returns the time of its first
-    /// counted call, and their number. `None` for other connections.
+    /// Counts a call on a connection that has carried no Offer. Returns the time of the
+    /// connection's first counted call, and the number of counted calls. `None` for other
+    /// connections.
     pub(crate) fn count_call(&self, peer: SocketAddr, now: Instant) -> Option<(Instant, u32)> {
         let mut table = self.lock();
         let live = table.live.get_mut(&peer).filter(|live| !live.asked)?;
@@ -182,7 +185,7 @@ impl Gateways {
         Some((*since, *count))
     }
 
-    /// Records the answer to an Offer: why it was refused, if it was.
+    /// Records the answer to an Offer. `refused` is the reason of a refusal.
     pub(crate) fn answered(&self, peer: SocketAddr, refused: Option<&Reason>) {
         if let Some(live) = self.lock().live.get_mut(&peer) {
             live.asked = true;
@@ -190,8 +193,8 @@ impl Gateways {
         }
     }
 
-    /// At most `most` connections whose numbers are above `after`: those with the lowest numbers,
-    /// in any order.
+    /// Returns at most `most` connections whose numbers are above `after`, in any order. These are
+    /// the connections with the lowest such numbers.
     pub(crate) fn connections(&self, after: u64, most: usize) -> Vec<ConnectionInfo> {
         let table = self.lock();
         let mut live: Vec<_> = table.live.iter().filter(|(_, live)| live.id > after).collect();
@@ -229,8 +232,9 @@ impl Table {
     fn count(&mut self, network: Network, now: Instant) {
         if !self.mismatches.contains_key(&network) && self.mismatches.len() >= NETWORKS {
             self.mismatches.retain(|_, m| now < m.since + WINDOW);
-            // Evict the network with the fewest mismatches, and of several such networks the
-            // oldest, so that a flood from many networks does not evict suspect networks.
+            // Evict the network with the fewest mismatches, so that a flood from many networks does
+            // not evict suspect networks. Of several networks with the fewest mismatches, evict the
+            // oldest.
             if self.mismatches.len() >= NETWORKS
                 && let Some(least) =
                     self.mismatches.iter().min_by_key(|(_, m)| (m.count, m.since)).map(|(n, _)| *n)

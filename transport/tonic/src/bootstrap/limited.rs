@@ -37,7 +37,7 @@ pub(crate) const MAX_REQUEST: usize = 4096;
 #[derive(Debug, Clone)]
 pub(crate) struct LimitedOffers {
     offer: BootstrapServer<OfferService>,
-    /// Serves other calls. A Probe may be longer, because it is used for measurements.
+    /// Serves other calls. A Probe may be longer than an Offer, because measurements use it.
     other: BootstrapServer<OfferService>,
     /// Counts Offers whose connection a layer has removed.
     unknown: Asker,
@@ -83,8 +83,8 @@ impl Service<Request<Body>> for LimitedOffers {
     }
 }
 
-/// The body of an answer, which counts as an Offer in progress. Its frames count as well, because
-/// HTTP/2 keeps them until the peer takes them.
+/// The body of an answer, which counts as an Offer in progress. The body's frames count as well,
+/// because HTTP/2 keeps frames until the peer takes them.
 struct Counted {
     body: Body,
     permit: Arc<OwnedSemaphorePermit>,

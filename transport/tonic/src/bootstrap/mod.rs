@@ -1,4 +1,4 @@
-//! `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling Offer over TCP. Probe is for
+//! `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling Offer over TCP. Probe serves
 //! a diagnosis.
 //!
 //! | file | what |

@@ -1,4 +1,4 @@
-//! The unit by which clients are counted.
+//! The network of a client, because clients are counted by network.
 
 use std::net::IpAddr;
 
@@ -6,8 +6,8 @@ use std::net::IpAddr;
 /// of its /64.
 const IPV6_PREFIX: u32 = 64;
 
-/// An IPv4 address, or the /64 of an IPv6 address. An IPv4-mapped IPv6 address counts as the IPv4
-/// address.
+/// An IPv4 address, or the /64 prefix of an IPv6 address. An IPv4-mapped IPv6 address counts as the
+/// IPv4 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Network(IpAddr);
 

@@ -41,18 +41,18 @@ const MAX_DETAIL: usize = 512;
 /// Maximum size of an answer to a Probe, in bytes.
 pub(crate) const MAX_PROBE: usize = 1 << 20;
 
-/// Throttles the log lines about Offers through gateways, so that such clients cannot fill the
-/// disk.
+/// Throttles the log lines about Offers through gateways, so that clients behind gateways cannot
+/// fill the disk.
 static REFUSED: LogThrottle = LogThrottle::new();
 
 /// The state of a server's offer on one fabric.
 #[derive(Debug, Clone)]
 pub(crate) enum Offer {
-    /// Unknown so far, because the devices are being opened.
+    /// The offer is unknown so far, because the devices are being opened.
     Starting,
-    /// Available at these addresses.
+    /// The fabric is available at these addresses.
     On(Arc<[Listening]>),
-    /// Not available, with the reason.
+    /// The fabric is not available, for this reason.
     Off(Reason),
 }
 
@@ -61,12 +61,12 @@ pub(crate) enum Offer {
 pub(crate) enum Offering {
     /// One state for each fabric.
     ByFabric(Vec<(Path, Offer)>),
-    /// No fast path at all, with the reason.
+    /// No fabric is available, for this reason.
     Off(Reason),
 }
 
 impl Offering {
-    /// The initial state: each of `paths` is unknown.
+    /// Returns the initial state, in which the offer of each path is unknown.
     pub(crate) fn starting(paths: impl IntoIterator<Item = Path>) -> Self {
         Self::ByFabric(paths.into_iter().map(|path| (path, Offer::Starting)).collect())
     }
@@ -107,7 +107,7 @@ pub(crate) struct OfferService {
     tickets: Arc<Tickets>,
     gateways: Arc<Gateways>,
     stock_calls: Arc<StockCalls>,
-    /// Whether Offers that came through a gateway get a ticket.
+    /// Whether Offers that arrived through a gateway get a ticket.
     through_gateways: bool,
     plaintext: Plaintext,
     /// Whether bare connections get tickets.
@@ -132,7 +132,7 @@ impl OfferService {
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
-    /// that connection is a gateway's, because the gateway's identity is not its clients'.
+    /// the connection is a gateway's, because the gateway's identity is not that of its clients.
     fn identity(
         &self,
         connection: Option<&Connection>,
@@ -249,7 +249,7 @@ fn stated(request: &OfferRequest) -> Option<SocketAddr> {
 ///
 /// # Errors
 ///
-/// The request names more than [`MAX_FABRICS`].
+/// The request names more than [`MAX_FABRICS`] fabrics.
 fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
     let mut named = SmallVec::new();
     for fabric in fabrics {
@@ -265,8 +265,8 @@ fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
     Ok(named)
 }
 
-/// Removes addresses from an answer that is longer than [`MAX_ANSWER`]: the last ones of the fabric
-/// that has the most. The nearest address is its fabric's first, and stays.
+/// Removes addresses from an answer that is longer than [`MAX_ANSWER`]: the last addresses of the
+/// fabric that has the most. The nearest address is the first address of its fabric, and stays.
 fn fit(response: &mut OfferResponse) {
     while response.encoded_len() > MAX_ANSWER {
         let Some(Outcome::Grant(grant)) = &mut response.outcome else { return };
@@ -281,15 +281,15 @@ fn fit(response: &mut OfferResponse) {
     }
 }
 
-/// The last word of the user agent. The client cannot know it, because tonic adds it to requests
-/// and does not reveal it.
+/// Returns the last word of the user agent. The client cannot know this word, because tonic adds
+/// the word to requests and does not reveal it.
 fn last_word_of_user_agent(metadata: &MetadataMap) -> String {
     let agent = metadata.get("user-agent").and_then(|agent| agent.to_str().ok());
     let word = agent.and_then(|agent| agent.split(' ').next_back());
     word.filter(|word| word.len() <= MAX_USER_AGENT).unwrap_or_default().to_owned()
 }
 
-/// The first `most` bytes of `text`, or less to end at a character.
+/// Returns the first `most` bytes of `text`, or fewer bytes if a character would be cut.
 fn beginning(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
@@ -376,8 +376,8 @@ impl Bootstrap for OfferService {
                 Outcome::Refusal(refusal(&reason, ""))
             }
         };
-        // Remember the host only if all clients are direct, because a gateway's address stands for
-        // many programs.
+        // Remember the host only if all clients are direct, because many programs share a gateway's
+        // address.
         if let Outcome::Grant(_) = outcome
             && !self.through_gateways
             && let Some(peer) = connection.and_then(Connection::peer)
@@ -403,7 +403,7 @@ impl Bootstrap for OfferService {
                 "{wanted} bytes requested, at most {MAX_PROBE} are allowed"
             )));
         }
-        // All answers share these zeros.
+        // All answers share one block of zeros.
         static ZEROS: PerProcess<Bytes> = PerProcess::new(|| vec![0; MAX_PROBE].into());
         Ok(Response::new(ProbeResponse { payload: ZEROS.slice(..wanted) }))
     }

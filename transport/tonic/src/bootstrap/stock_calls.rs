@@ -1,5 +1,5 @@
-//! Notices programs that use the fast path but also call over TCP connections that never asked for
-//! it, for example by a stub's `connect`, which makes tonic's channel.
+//! Detects programs that use the fast path but also make calls over TCP connections that never
+//! asked for the fast path, for example because a stub's `connect` has made tonic's channel.
 //!
 //! | a TCP connection from a host to which an Offer gave a ticket | counts |
 //! |---|---|
@@ -23,9 +23,9 @@ use tokio::time::Instant;
 
 use crate::bootstrap::gateways::Gateways;
 
-/// A connection is not counted before this time after its first call.
+/// A connection is counted at the earliest this time after its first call.
 const AFTER: Duration = Duration::from_secs(60);
-/// A connection is not counted before it has carried this many calls.
+/// A connection is counted once it has carried this many calls.
 const CALLS: u32 = 20;
 /// Maximum number of hosts to remember. Connections of other hosts are not noticed.
 const HOSTS: usize = 1024;
@@ -33,7 +33,7 @@ const HOSTS: usize = 1024;
 /// The watch of one server.
 #[derive(Debug)]
 pub(crate) struct StockCalls {
-    /// Whether there are hosts to watch and no warning was given yet.
+    /// Whether a host has a ticket and no warning was given yet.
     is_watching: AtomicBool,
     /// Hosts that got a ticket.
     hosts: Mutex<HashSet<IpAddr>>,

@@ -25,9 +25,10 @@ use crate::bootstrap::network::Network;
 
 /// Length of a ticket in bytes.
 pub(crate) const TICKET_LEN: usize = 16;
-/// Default limit of live tickets, which bounds the connections that are set up at the same time.
+/// Default limit of live tickets. The limit also bounds the number of connections that are set up
+/// at the same time.
 pub(crate) const CAPACITY: usize = 1024;
-/// Maximum lifetime of a ticket: a year, which any clock can add to the current time.
+/// Maximum lifetime of a ticket: a year. Any clock can add this time to the current time.
 const MAX_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Default lifetime of a ticket.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
@@ -65,9 +66,10 @@ pub(crate) struct NoRandomness;
 /// The client that a ticket counts against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// The number of its TCP connection. All holders without one count as one connection.
+    /// The number of the client's TCP connection. All holders without a number count as one
+    /// connection.
     pub(crate) connection: Option<u64>,
-    /// Its network, if the address is known.
+    /// The client's network, if the address is known.
     pub(crate) network: Option<Network>,
 }
 
@@ -81,7 +83,8 @@ pub(crate) struct Tickets {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<Ticket, Live>,
-    /// When an Offer next removes the expired tickets, even if the table is not full.
+    /// The time of the next search for expired tickets. An Offer after this time removes them, even
+    /// if the table is not full.
     next_search: Option<Instant>,
     issued: u64,
     spent: VecDeque<(Ticket, Refused)>,
@@ -111,8 +114,9 @@ impl Tickets {
 
     /// Issues a ticket to `holder`, the client at the other end of `connection`.
     ///
-    /// If the table is full, the TCP connection that holds the most tickets loses its oldest one.
-    /// So no flood excludes another connection, whatever address it comes from.
+    /// If the table is full, the TCP connection that holds the most tickets loses its oldest
+    /// ticket. So a flood does not exclude other connections, whatever addresses the flood comes
+    /// from.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
@@ -123,8 +127,9 @@ impl Tickets {
         getrandom::fill(&mut bytes).map_err(|_| NoRandomness)?;
         let ticket = Ticket(bytes);
         let mut table = self.lock();
-        // A client that sent a second request leaves a ticket unused, with its certificates. Each
-        // lifetime has one search, so that many Offers at a time do not search one by one.
+        // Remove expired tickets, because a client that sent a second request leaves a ticket
+        // unused, with its certificates. Search only once in each lifetime, so that many Offers at
+        // a time do not all search.
         let is_full = table.live.len() >= self.capacity;
         if is_full || table.next_search.is_none_or(|next| next <= now) {
             table.expire(now);
@@ -141,7 +146,7 @@ impl Tickets {
         Ok(ticket)
     }
 
-    /// Uses a ticket, and returns the extensions that it was issued with.
+    /// Uses a ticket, and returns the extensions with which the ticket was issued.
     pub(crate) fn redeem(&self, ticket: &Ticket, now: Instant) -> Result<Extensions, Refused> {
         let mut table = self.lock();
         match table.live.remove(ticket) {
@@ -182,9 +187,9 @@ impl Table {
         }
     }
 
-    /// Withdraws the oldest ticket of the connection that holds the most. Of several such
-    /// connections, those of the network that holds the most come first, and among these the
-    /// connection that asks.
+    /// Withdraws the oldest ticket of the connection that holds the most tickets. If several
+    /// connections hold the most, the order of choice is: connections of the network that holds the
+    /// most tickets, then the connection that asks.
     fn withdraw(&mut self, asking: Holder) {
         let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
         let mut networks: HashMap<Option<Network>, usize> = HashMap::new();

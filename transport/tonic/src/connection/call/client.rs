@@ -38,16 +38,16 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
-/// An extension of a request. It says that the reader of the response's body copies all bytes
-/// before it parses any. So the reader gets the bytes where they landed, although the server may
-/// still write there.
+/// An extension of a request whose response's body has a reader that copies all bytes before
+/// parsing them. So the reader gets the bytes in landing memory, although the server may still
+/// write there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piped;
 
 /// Why a call got no response.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// Nothing was transmitted. The request may take another path.
+    /// Nothing was transmitted, so the request may take another path.
     NotSent(Box<Request<Body>>, Reason),
     /// The call failed.
     Status(Status),
@@ -78,7 +78,7 @@ impl fmt::Debug for FastClient {
 }
 
 impl FastClient {
-    /// Starts the driver of an established connection. `peer` has the settings of the accept
+    /// Starts the driver of an established connection. `peer` contains the settings of the accept
     /// message. Calls go to `origin`. Must be called within a tokio runtime.
     #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
     pub(crate) fn start(
@@ -106,7 +106,7 @@ impl FastClient {
         }
     }
 
-    /// The link's two ends.
+    /// Describes the link's two ends.
     pub(crate) fn peer(&self) -> &PeerInfo {
         &self.shared.peer
     }
@@ -121,12 +121,12 @@ impl FastClient {
         self.shared.lock().streams.io.len()
     }
 
-    /// The connection at this moment. `None` if it belongs to a parent process.
+    /// A snapshot of the connection. `None` if the connection belongs to a parent process.
     pub(crate) fn info(&self) -> Option<ConnectionInfo> {
         self.shared.info()
     }
 
-    /// Why the connection takes no new calls. `None` while it does.
+    /// Why the connection takes no new calls. `None` while the connection takes new calls.
     pub(crate) fn ending(&self) -> Option<Reason> {
         self.shared.lock().why_no_calls()
     }
@@ -146,8 +146,8 @@ impl FastClient {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call, and returns the response once its head has arrived. Waits for a free stream if
-    /// the peer's limit is reached. Dropping the future cancels the call.
+    /// Makes a call, and returns the response once the response's head has arrived. Waits for a
+    /// free stream if the peer's limit is reached. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
@@ -169,7 +169,7 @@ enum Unanswered {
     Failed(Status),
 }
 
-/// A call in flight. This future is written by hand, because it is moved, and the future of an
+/// A call in flight. The future is written by hand, because it is moved, and the future of an
 /// `async` block would be twice as large.
 pub(crate) struct Call {
     shared: Arc<SharedConnection>,
@@ -215,7 +215,7 @@ impl Future for Call {
         };
         let unanswered = loop {
             match stage {
-                // Data that is ready goes with the head, so a small unary call is one SEND.
+                // Send ready data together with the head, so that a small unary call is one SEND.
                 CallStage::New => _ = out.gather(cx),
                 CallStage::Room(room) => ready!(room.as_mut().poll(cx)),
                 CallStage::Open(stream) => match ready!(wait(stream, out, cx)) {
@@ -245,7 +245,7 @@ impl Future for Call {
                 return Poll::Pending;
             }
         };
-        // Dropping the old stage resets the stream, if one was opened.
+        // Dropping the old stage resets the stream, if the call has opened one.
         *stage = CallStage::New;
         // Release the buffer, because the call may claim it again on another path.
         *named = None;
@@ -320,7 +320,8 @@ fn open(
                      Server::max_concurrent_streams"
                 );
             }
-            // Created under the lock, so it is notified of every stream that ends from now on.
+            // Create the future under the lock, so that it is notified of every stream that ends
+            // from now on.
             Ok(CallStage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
@@ -358,8 +359,8 @@ fn wait(
             wait_for(&mut io.recv_waker, cx);
             guard.reader_waits(id);
             drop(guard);
-            // Read no more of the body until the peer may know of the call, because until then the
-            // call can take another path.
+            // Read no more of the body while nothing is transmitted, because until then the call
+            // can take another path.
             if !transmitted {
                 return Poll::Pending;
             }
@@ -376,7 +377,7 @@ fn wait(
     Poll::Ready(Err(unanswered))
 }
 
-/// Returns the response once its head has arrived. The rest of the request's body is sent in
+/// Returns the response after its head has arrived. The rest of the request's body is sent in
 /// parallel with the response.
 fn respond(
     stream: StreamRef,

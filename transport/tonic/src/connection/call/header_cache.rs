@@ -1,4 +1,4 @@
-//! Caches the decoded heads of requests. The heads of one method repeat, so they are decoded once,
+//! Caches the decoded heads of requests. The heads of one method repeat, so a head is decoded once,
 //! and then cloned.
 
 use std::hash::BuildHasher;
@@ -13,9 +13,9 @@ use tonic_rdma_proto::Breach;
 use crate::codec::{self, Call, Methods};
 use crate::connection::call::headers;
 
-/// Number of heads that a connection caches. Each method has one or a few.
+/// Number of heads that a connection caches. Each method has one head or a few heads.
 const MAX_CACHED: usize = 16;
-/// The longest block that is cached, in bytes.
+/// Maximum length in bytes of a block that is cached.
 const MAX_BLOCK: usize = 1024;
 
 /// A request's head, and facts derived from it.
@@ -55,7 +55,7 @@ impl HeaderCache {
         }
     }
 
-    /// Decodes a block, or finds it in the cache.
+    /// Returns the head of a block from the cache, or decodes the block.
     pub(crate) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
         if let Some(at) = self.cached.iter().position(|(known, _)| *known == block) {
             self.cached[..=at].rotate_right(1);

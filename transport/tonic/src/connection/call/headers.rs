@@ -16,12 +16,13 @@ use tonic_rdma_proto::headers::{Decoder, Field, NAMES, PAIRS, encode, pair};
 pub(crate) struct Origin {
     /// The URI whose scheme and authority every request carries.
     pub(crate) uri: Uri,
-    /// Appended to the user agent that a request already has, as tonic does.
+    /// The text that is appended to the user agent of a request, in the same way as in tonic.
     pub(crate) user_agent: Option<HeaderValue>,
 }
 
 impl Origin {
-    /// Appended to the endpoint's user agent `own`, unless the server has said what tonic appends.
+    /// The text that is appended to the endpoint's user agent, unless the server has reported the
+    /// text that tonic appends.
     const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
     pub(crate) fn new(uri: Uri, own: Option<&HeaderValue>) -> Self {
@@ -44,9 +45,9 @@ impl Origin {
     }
 }
 
-/// Blocks share allocations of this many bytes.
+/// Bytes of an allocation that several blocks share.
 const BLOCK_CHUNK: usize = 4096;
-/// The draft buffer keeps at most this many bytes between two blocks.
+/// Maximum number of bytes that the draft buffer keeps between two blocks.
 const MAX_DRAFT: usize = 64 * 1024;
 
 thread_local! {
@@ -72,7 +73,7 @@ fn put(block: &mut Vec<u8>, name: &str, value: &[u8]) -> Result<(), Status> {
     encode(block, name, value).map_err(|e| Status::resource_exhausted(format!("{name}: {e}")))
 }
 
-/// Whether the field belongs to one hop and its framing (RFC 9113 section 8.2.2).
+/// Whether the field concerns one HTTP connection and its framing (RFC 9113 section 8.2.2).
 fn is_connection_specific(name: &HeaderName) -> bool {
     *name == header::CONNECTION || *name == header::TRANSFER_ENCODING || *name == header::HOST
 }
@@ -114,7 +115,7 @@ impl Caller {
         let scheme = origin.uri.scheme_str().unwrap_or("http");
         let authority = origin.uri.authority().map(|authority| (":authority", authority.as_str()));
         for (name, value) in [(":scheme", scheme)].into_iter().chain(authority) {
-            // A URI is never longer than a field may be.
+            // This cannot fail, because a URI is never longer than the longest field.
             let _ = put(&mut fields, name, value.as_bytes());
         }
         Caller { origin: fields, user_agent: origin.user_agent.clone() }

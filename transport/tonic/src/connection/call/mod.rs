@@ -1,4 +1,4 @@
-//! The calls of a connection.
+//! The calls on a connection.
 //!
 //! | file | what |
 //! |---|---|

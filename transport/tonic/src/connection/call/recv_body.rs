@@ -21,7 +21,8 @@ use crate::connection::receive::stall::Reading;
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Copied;
 
-/// A part that is being copied to the heap, in pieces that are charged to the reader's turns (R20).
+/// A part that is being copied to the heap, piece by piece. Each piece is charged to the reader's
+/// turn (R20).
 #[derive(Debug)]
 struct Copying {
     rest: Landed,
@@ -48,7 +49,7 @@ impl Copying {
 /// The body of a request at the server, or of a response at the client.
 ///
 /// Dropping a response's body before its end cancels the call, once the request has been sent or
-/// given up as well. Dropping a request's body discards the rest of the request.
+/// given up. Dropping a request's body discards the rest of the request.
 #[derive(Debug)]
 pub(crate) struct RecvBody {
     stream: StreamRef,
@@ -57,17 +58,17 @@ pub(crate) struct RecvBody {
     pace: ReadPace,
     /// The next part for the deframer, while it is being copied.
     copying: Option<Copying>,
-    /// Whether no more data comes from the stream or the deframer. The body may end before this is
-    /// set.
+    /// Whether no more data comes from the stream or the deframer. The body may end before this
+    /// flag is set.
     finished: bool,
     /// Whether the deframer has received the last bytes.
     ended: bool,
-    /// Measures the call whose response this is.
+    /// Measures the call that this body's response answers.
     timer: CallTimer,
 }
 
 impl RecvBody {
-    /// Creates a body. `used` is the reader's codec, which may be known before the stream knows it.
+    /// Creates a body. `used` is the reader's codec, because the stream may not know the codec yet.
     /// `finished` means that the message has no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
@@ -88,8 +89,8 @@ impl RecvBody {
         self
     }
 
-    /// Asks the connection whether a message is pending. If so, the driver and the tasks that it
-    /// wakes run before the rest of this body is read (R13).
+    /// Asks the connection whether a message is pending. If a message is pending, the driver and
+    /// the tasks that it wakes run before the rest of this body is read (R13).
     fn check_pending(&mut self) {
         let mut state = self.stream.shared.lock();
         let short = state.conn.stats().eager_received;
@@ -102,8 +103,8 @@ impl RecvBody {
         self.pace.checked(pending);
     }
 
-    /// Takes the next bytes from the deframer. The copy is made here, where no task waits for the
-    /// connection's lock.
+    /// Takes the next bytes from the deframer, which may copy them. The caller does not hold the
+    /// connection's lock, so no task waits for the copy.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
         if self.deframer.lets_go()
@@ -123,9 +124,9 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// Gives a part to the deframer, which keeps the part for as long as the reader likes. Begins
-    /// to copy the part instead if messages are copied before they are read, or if readers hold as
-    /// much landing memory as they may.
+    /// Gives a part to the deframer. The reader may keep the part in landing memory for any time.
+    /// If messages are copied before they are read, or if readers hold as much landing memory as
+    /// they may, begins to copy the part instead.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),
@@ -152,7 +153,7 @@ impl RecvBody {
                 copying.step();
             }
         }
-        // Each piece has at least one byte.
+        // The default is not used, because each piece has at least one byte.
         let bytes = self.pop().unwrap_or_default();
         self.hand_on(bytes)
     }
@@ -204,14 +205,14 @@ impl Body for RecvBody {
             if io.used != Used::Unknown {
                 this.used = io.used;
             } else if this.used == Used::Unknown && side == Side::Server {
-                // Ask the method, because the service has made its decoder by now but has encoded
-                // nothing yet.
+                // Ask the method for the codec, because the service has made its decoder by now but
+                // has encoded nothing yet.
                 this.used = this.deframer.method().used();
             }
             io.reading = Reading::UpToDate;
             this.ended = io.is_at_end();
             consume(&mut state.conn, id, piece.flows());
-            // The decoder copies joined pieces, including long ones.
+            // Count joined pieces, because the decoder copies them even if they are long.
             state.usage.copied.eager += u64::from(piece.landed_and_joined());
             if !state.flush_soon() {
                 state.count();
@@ -258,7 +259,7 @@ impl Body for RecvBody {
     }
 }
 
-/// Accounts for bytes that have been read or will never be.
+/// Accounts for bytes that have been read or will never be read.
 #[inline]
 fn consume(conn: &mut Connection, id: StreamId, flows: [(u32, Flow); 2]) {
     for (len, flow) in flows {
@@ -299,9 +300,9 @@ impl Drop for RecvBody {
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }
-        // Cancel the call, unless its request is still being sent: tonic takes CANCEL for the end
-        // of a request, so the server would take a truncated request for a complete one. Such a
-        // call ends once its request has ended.
+        // Cancel the call, unless its request is still being sent. tonic treats CANCEL as the end
+        // of a request, so the server would treat a truncated request as complete. A call whose
+        // request is still being sent ends once the request has ended.
         if side == Side::Client && !ended && alone {
             state.conn.reset(id, ResetCode::CANCEL);
             if let Some(io) = state.streams.io.get_mut(&id) {

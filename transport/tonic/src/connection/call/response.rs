@@ -15,8 +15,8 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::telemetry::metrics::CallTimer;
 
-/// Begins a response. Data that is ready goes out in one message with the head. Releases the stream
-/// if this was the whole response, and otherwise returns the rest of the body.
+/// Begins a response. Ready data is sent in one message with the head. If this message has the
+/// whole response, releases the stream, and otherwise returns the rest of the body.
 pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,

@@ -24,7 +24,8 @@ use crate::connection::call::stream_io::wait_for;
 use crate::connection::state::ConnectionState;
 use crate::telemetry::metrics::CallTimer;
 
-/// Bytes to take from a body before they are queued together, if the body has them ready.
+/// Number of bytes to take from a body before they are queued together, if the body has as many
+/// bytes ready.
 const MIN_GATHER: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -47,9 +48,9 @@ pub(crate) struct SendBody {
     state: BodyState,
     /// Whether the stream was full. Nothing is taken from the body until the stream has room.
     waits_for_room: bool,
-    /// Set if the body panicked, which is then not polled again.
+    /// The panic of the body. A body that has panicked is not polled again.
     panic: Option<Panic>,
-    /// Measures the call whose response this is.
+    /// Measures the call that this body's response answers.
     timer: CallTimer,
 }
 
@@ -91,7 +92,7 @@ impl SendBody {
         matches!(self.state, BodyState::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
-    /// Records that the connection has the head, which is the whole message.
+    /// Records that the head was queued with the connection as the whole message.
     pub(crate) fn ended_with_head(&mut self) -> Result<(), Status> {
         self.state = BodyState::Queued;
         Ok(())
@@ -99,11 +100,11 @@ impl SendBody {
 
     /// Takes the data that the body has ready. Returns true if more may be ready now.
     ///
-    /// Polls once more after it has enough bytes, because a unary body then reports its end. The
-    /// end then goes with the message instead of in a separate one.
+    /// Polls the body once more after it has given enough bytes, because a unary body then reports
+    /// its end. The end is then sent with the message instead of in a separate message.
     ///
     /// If the body panics, its earlier data is queued as after an error, and
-    /// [`resume_panic`](Self::resume_panic) continues the panic. So the head of a response goes out
+    /// [`resume_panic`](Self::resume_panic) continues the panic. So the head of a response is sent
     /// before the panic, as with HTTP/2.
     pub(crate) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
@@ -163,15 +164,16 @@ impl SendBody {
         false
     }
 
-    /// Resumes the body's panic, if there was one. Call this once the data from before the panic is
-    /// queued.
+    /// Resumes the body's panic, if the body has panicked. Call this method after the data from
+    /// before the panic is queued.
     pub(crate) fn resume_panic(&mut self) {
         if let Some(Panic(panic)) = self.panic.take() {
             resume_unwind(panic);
         }
     }
 
-    /// Queues the gathered data with the connection, and the body's end if it was reached.
+    /// Queues the gathered data with the connection, and also the body's end if the end was
+    /// reached.
     pub(crate) fn queue(
         &mut self,
         state: &mut ConnectionState,
@@ -220,9 +222,9 @@ impl SendBody {
         Ok(())
     }
 
-    /// Moves the body into a stream as fast as the stream takes it.
+    /// Moves the body into a stream as fast as the stream has room.
     ///
-    /// Returns when the body has been queued, or when the peer needs no more of it. An error of the
+    /// Returns when the body has been queued, or when the peer needs no more data. An error of the
     /// body, or a message that is too long, resets the stream.
     pub(crate) fn pump(
         &mut self,
@@ -264,8 +266,8 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let mut work = 1 + state.tasks.work;
-            // Ask again for room: the queue may have emptied before the waker was stored, and the
-            // wake-up was then missed.
+            // Ask again for room, because the queue may have emptied before the waker was stored,
+            // so that the wake-up was missed.
             self.waits_for_room = self.waits_for_room && !state.conn.has_room(id);
             if more && !self.waits_for_room {
                 drop(state);
@@ -279,10 +281,11 @@ impl SendBody {
         }
     }
 
-    /// The code for resetting a stream whose body failed with `status`. A failed request body gives
-    /// CANCEL only if HTTP/2's CANCEL caused the failure: the body then passes on the cancellation
-    /// of a call that it forwards, as hyper's bodies do. tonic takes CANCEL for the end of a
-    /// request, so the handler would take a truncated request for a complete one.
+    /// The code for resetting a stream whose body failed with `status`. For a failed request body,
+    /// the code is CANCEL only if HTTP/2's CANCEL caused the failure: the body then passes on the
+    /// cancellation of a call that it forwards, as hyper's bodies do. For any other failure, CANCEL
+    /// would be wrong, because tonic treats CANCEL as the end of a request, so the handler would
+    /// treat a truncated request as complete.
     pub(crate) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
         match (side, status.code()) {
             (Side::Client, _) if passes_on_cancellation(status) => ResetCode::CANCEL,
@@ -323,8 +326,8 @@ fn passes_on_cancellation(status: &Status) -> bool {
         .any(|error| error.reason() == Some(h2::Reason::CANCEL))
 }
 
-/// Resets a stream whose body cannot be sent. Queued data of a response goes out first, as far as
-/// the peer takes it now, because its head precedes its body's failure.
+/// Resets a stream whose body cannot be sent. Queued data of a response is sent first, if the peer
+/// can take the data now, so that the client gets the head before the failure of the body.
 pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode, status: &Status) {
     if state.conn.side() == Side::Server {
         state.flush_soon();
@@ -335,7 +338,7 @@ pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode
 }
 
 /// The status of a call whose request cannot be sent completely, for example because a message
-/// exceeds the stub's own limit. It has HTTP/2's code for a body that fails.
+/// exceeds the stub's own limit. The status has the code that HTTP/2 uses for a body that fails.
 fn body_failed(status: &Status) -> Status {
     let text = format!("the request's body failed: {:?}: {}", status.code(), status.message());
     let mut failed = Status::internal(text);
@@ -376,7 +379,7 @@ impl http_body::Body for Restored {
         match std::mem::replace(&mut out.state, BodyState::Queued) {
             BodyState::Reading => {
                 out.state = BodyState::Reading;
-                // The transport that polls this body decides whether messages are taken apart.
+                // The transport that polls this body decides whether messages are split.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
             BodyState::Failed(status) => Poll::Ready(Some(Err(status))),

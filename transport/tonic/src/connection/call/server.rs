@@ -41,14 +41,14 @@ pub(crate) struct Accepted {
     allocators: Option<Arc<Allocators>>,
     /// Extensions that every request gets.
     pub(crate) extensions: Extensions,
-    /// When this future completes, the client is told to make new calls elsewhere. Calls in flight
-    /// continue, and the link closes after the last one.
+    /// When this future completes, the client is told to make new calls on another path. Calls in
+    /// flight continue, and the link closes after the last call.
     pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Accepted {
-    /// Creates a connection over `link`, without extensions, that does not drain. `peer` has the
-    /// settings of the peer's hello.
+    /// Creates a connection over `link`, without extensions, that does not drain. `peer` contains
+    /// the settings of the peer's hello.
     pub(crate) fn new(
         link: AnyLink,
         pool: Pool,
@@ -82,7 +82,7 @@ impl View {
         self.0.id
     }
 
-    /// The connection at this moment. `None` if it belongs to a parent process.
+    /// A snapshot of the connection. `None` if the connection belongs to a parent process.
     pub(crate) fn info(&self) -> Option<ConnectionInfo> {
         self.0.info()
     }
@@ -129,8 +129,8 @@ where
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-/// Claims a buffer for the request to land in, and tells the protocol whether there is one. Only a
-/// method that is known to use this crate's codec can have a buffer.
+/// Claims a buffer for the request to land in, and tells the protocol whether the request has a
+/// buffer. Only a method that is known to use this crate's codec can have a buffer.
 fn name(
     allocators: &Allocators,
     stream: &StreamRef,

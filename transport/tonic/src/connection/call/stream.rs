@@ -10,7 +10,7 @@ use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
 
 /// Keeps a stream's [`StreamIo`]. Dropping the last handle removes the stream, and resets it unless
-/// its whole body has been queued. A response that is queued to its end still goes out.
+/// its whole body has been queued. A response that is queued to its end is still sent.
 #[derive(Debug)]
 pub(crate) struct StreamRef {
     pub(crate) shared: Arc<SharedConnection>,
@@ -42,8 +42,8 @@ impl StreamRef {
         StreamRef { shared: shared.clone(), id, released: false }
     }
 
-    /// Does the work of the destructor under a lock that the caller holds. The caller must drop the
-    /// result after it releases the lock, because that may free an arena, and must flush.
+    /// Does the work of the destructor under a lock that the caller holds. The caller must flush,
+    /// and must drop the result after releasing the lock, because the drop may free an arena.
     pub(crate) fn release(&mut self, state: &mut ConnectionState) -> Option<StreamIo> {
         if std::mem::replace(&mut self.released, true) {
             return None;

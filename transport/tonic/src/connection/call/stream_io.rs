@@ -24,7 +24,7 @@ pub(crate) struct StreamIo {
     /// Whether the peer's half of the stream has ended.
     pub(crate) ended: bool,
     pub(crate) fault: Option<Fault>,
-    /// Whether no reader is left, so that received data is dropped.
+    /// Whether received data is dropped, because no reader is left.
     pub(crate) discard: bool,
     /// The buffer for received data to land in.
     pub(crate) named: Option<Arc<Claimed>>,
@@ -54,12 +54,12 @@ pub(crate) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
 /// Why a stream failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The peer reset the stream.
+    /// The peer has reset the stream.
     Reset(ResetCode),
     /// The stream was never transmitted. The call can take another path, with the data that was
     /// queued.
     Refused(Vec<Unsent>),
-    /// This side gave up the stream.
+    /// This side has given up the stream.
     Local(Status),
 }
 
@@ -76,7 +76,7 @@ impl Fault {
     }
 }
 
-/// Maps HTTP/2 reset codes as the gRPC specification and tonic do.
+/// Maps HTTP/2 reset codes to statuses in the same way as the gRPC specification and tonic.
 fn reset_status(code: ResetCode) -> Status {
     let grpc = match code {
         ResetCode::REFUSED => Code::Unavailable,
@@ -88,13 +88,14 @@ fn reset_status(code: ResetCode) -> Status {
 }
 
 impl StreamIo {
-    /// A stream that the peer opened and may already have ended.
+    /// Creates the state of a stream that the peer has opened. `ended` says that the peer's half
+    /// has already ended.
     #[inline]
     pub(crate) fn opened(ended: bool) -> Self {
         StreamIo { ended, ..StreamIo::default() }
     }
 
-    /// Whether nothing is left to read and there are no trailers.
+    /// Whether the stream has no more data to read and no trailers.
     #[inline]
     pub(crate) fn is_at_end(&self) -> bool {
         self.ended && self.unread.is_empty() && self.trailers.is_none()

@@ -20,12 +20,12 @@ pub(crate) struct Streams {
     pub(crate) opened: VecDeque<(StreamId, Bytes)>,
     /// Whether a call waits for a free stream.
     pub(crate) room_wanted: bool,
-    /// Whether the log already says that calls wait for a free stream.
+    /// Whether a log line has already reported that calls wait for a free stream.
     pub(crate) limit_told: bool,
 }
 
 impl Streams {
-    /// Adds a stream that the peer has opened. Its half may already have ended.
+    /// Adds a stream that the peer has opened. `ended` says that the peer's half has already ended.
     pub(crate) fn open(&mut self, id: StreamId, block: Bytes, ended: bool) {
         // Insert the stream now, because pieces of the body may follow in the same message.
         self.io.insert(id, StreamIo::opened(ended));
@@ -61,7 +61,7 @@ impl Streams {
 
     /// Wakes both sides of all streams.
     pub(crate) fn wake_all(&mut self, tasks: &mut ReadyTasks) {
-        // Ordered by id, so that a simulated run can be repeated.
+        // Sort the streams by id, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.io.iter_mut().collect();
         streams.sort_unstable_by_key(|(id, _)| **id);
         for (_, io) in streams {
@@ -70,9 +70,8 @@ impl Streams {
         }
     }
 
-    /// Adds a piece to the unread data of a stream. If the stream lags and the piece stays where it
-    /// landed for now, the stream is added to `relief`. `copied` counts a piece that is copied
-    /// here.
+    /// Adds a piece to the unread data of a stream. If the stream lags and the piece is not copied
+    /// here, the stream is added to `relief`. `copied` counts a piece that is copied here.
     #[inline]
     pub(crate) fn deliver(
         &mut self,

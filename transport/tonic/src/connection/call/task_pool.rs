@@ -1,7 +1,7 @@
 //! The tasks that run a server's calls.
 //!
 //! Every running call has its own task. A task whose call has ended waits for the connection's next
-//! call, because spawning a task costs more than waking one. When the connection comes to rest,
+//! call, because spawning a task costs more than waking a task. When the connection comes to rest,
 //! waiting tasks end.
 
 use std::future::Future;
@@ -26,8 +26,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Maximum number of a connection's idle tasks.
 const MAX_IDLE: usize = 64;
 
-/// A call to run, and its own clone of the service. Resources that the clone reserved for the call,
-/// such as a permit, are freed together with it.
+/// A call to run, and its own clone of the service. When the clone is dropped, resources that it
+/// reserved for the call, such as a permit, are freed.
 struct Job<S> {
     service: S,
     stream: StreamRef,
@@ -35,8 +35,8 @@ struct Job<S> {
     request: Request<Body>,
 }
 
-/// Passes the next call to an idle task. Only this task takes the call, so a call that is put here
-/// will run.
+/// Passes the next call to an idle task. Only this task takes the call, so a call in the slot will
+/// run.
 struct TaskSlot<S> {
     next: Mutex<NextJob<S>>,
 }
@@ -44,20 +44,20 @@ struct TaskSlot<S> {
 /// The next step of an idle task that was woken.
 #[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 enum NextJob<S> {
-    /// Keep waiting: another waker has woken the task.
+    /// The task continues to wait, because another waker has woken it.
     Wait,
     Run(Job<S>),
     End,
 }
 
-/// The idle tasks. A caller that takes one off the list owns it.
+/// The idle tasks. A caller that takes a task off the list owns the task.
 struct IdleTasks<S> {
     /// `None` once the connection has ended.
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
 }
 
-/// The tasks of one connection. When the pool is dropped, idle tasks end at once, and all other
-/// tasks when their calls end.
+/// The tasks of one connection. When the pool is dropped, idle tasks end at once, and busy tasks
+/// end with their calls.
 pub(crate) struct TaskPool<S> {
     service: S,
     waiting: Arc<Mutex<IdleTasks<S>>>,
@@ -118,8 +118,8 @@ impl<S> Drop for TaskPool<S> {
 }
 
 pin_project! {
-    /// A task of the pool. The client's reset, or the connection's end, drops the handler at its
-    /// current point.
+    /// A task of the pool. If the client resets the stream, or the connection ends, the handler is
+    /// dropped.
     struct PooledTask<S, F> {
         waiting: Arc<Mutex<IdleTasks<S>>>,
         slot: Arc<TaskSlot<S>>,
@@ -129,7 +129,7 @@ pin_project! {
         method: Option<Call>,
         // Whether the handler has not been polled yet.
         is_new: bool,
-        // Runs from the service's call to the response.
+        // Measures the time from the service's call to the response.
         timer: CallTimer,
         #[pin]
         stage: TaskStage<S, F>,
@@ -143,7 +143,7 @@ pin_project! {
         // The service takes no calls.
         Failed { error: Option<BoxError> },
         Running { #[pin] handler: F },
-        // Sends the part of a response that did not go out with the head.
+        // Sends the part of a response that was not sent with the head.
         Sending { out: Box<SendBody> },
         // The task is on the list, or was just taken off it.
         Idle,

@@ -1,12 +1,12 @@
 //! SEND slots and WRITEs in flight. Work completes in order, so the slots form a ring.
 //!
-//! A slot is in flight until a completion covers its work, and then free again. Memory that is not
-//! pinned is copied into staging before it is written: into blocks that the pool [can
-//! spare](Pool::spare), or into a SEND slot if the pool can spare no block.
+//! A slot is in flight until a completion covers its work, and is then free again. Memory that is
+//! not pinned is copied into staging before it is written. Staging consists of blocks that the pool
+//! [can spare](Pool::spare), or of a SEND slot if the pool can spare no block.
 //!
-//! A link may have few SEND slots at rest, and replace them by more while streams are open. The
-//! memory of the additional slots is returned only while nothing is in flight. In the states marked
-//! with a star, every SEND reports its completion, because no later work would free its slot soon.
+//! A link may have few SEND slots at rest, and more SEND slots while streams are open. The memory
+//! of the additional slots is returned only while nothing is in flight. In the states marked with a
+//! star, every SEND reports its completion, because no later work would free the SEND's slot soon.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -27,7 +27,7 @@ use tonic_rdma_memory::{PinnedBuf, Pool};
 #[derive(Debug)]
 enum WorkKind {
     Slot,
-    /// In a staging block, or in a SEND slot.
+    /// A WRITE from a staging block or from a SEND slot.
     Staged {
         len: usize,
         block: bool,
@@ -37,7 +37,7 @@ enum WorkKind {
     },
 }
 
-/// The SEND slots that the link has, and those that it should have.
+/// The SEND slots that the link has, and the SEND slots that it should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slots {
     /// The number of slots never changes.
@@ -47,7 +47,7 @@ enum Slots {
     /// The slots of a connection at rest. The link should lease memory for all slots.
     Wanted,
     All,
-    /// All slots. The link should return the memory of those that a connection at rest does not
+    /// All slots. The link should return the memory of the slots that a connection at rest does not
     /// have.
     Draining,
 }
@@ -131,7 +131,7 @@ impl InFlight {
     }
 
     /// Records that the connection has been at rest for a while. Returns true if completions are
-    /// outstanding that no queued work reports. Something must then be sent before the link can
+    /// outstanding that no queued work reports. A message must then be sent before the link can
     /// return memory.
     pub(crate) fn rest(&mut self) -> bool {
         self.state = match self.state {
@@ -149,9 +149,9 @@ impl InFlight {
         self.state == Slots::Draining && self.is_idle()
     }
 
-    /// Records that the link now has this many SEND slots, in other memory. SEND slots from the
-    /// rest state that are still in flight stay counted until their work completes, so the new
-    /// slots also form a ring.
+    /// Records that the link now has this many SEND slots, in other memory. SEND slots of the rest
+    /// state that are still in flight stay counted until their work completes, so the new slots
+    /// also form a ring.
     pub(crate) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
@@ -177,8 +177,8 @@ impl InFlight {
         self.slot_size
     }
 
-    /// Number of bytes that can be staged for one WRITE. Takes a block from the pool if none is at
-    /// hand.
+    /// Number of bytes that can be staged for one WRITE. Takes a block from the pool if no block is
+    /// ready.
     pub(crate) fn staging_room(&mut self, pool: &Pool) -> usize {
         let slot = self.slot();
         let staging = &mut self.staging;
@@ -187,13 +187,14 @@ impl InFlight {
         }
         match (&staging.next, staging.used, slot) {
             (Some(block), _, _) => block.capacity(),
-            // Wait for a block or a slot in flight, which is soon free again.
+            // Wait for a block or a slot that is in flight, because it will soon be free.
             (None, 1.., _) | (None, 0, None) => 0,
             (None, 0, Some(_)) => self.slot_size,
         }
     }
 
-    /// The place to stage, after [`staging_room`](Self::staging_room). `None` if there is no room.
+    /// Returns the place to stage, after [`staging_room`](Self::staging_room). `None` if no place
+    /// is free.
     pub(crate) fn stage(&mut self) -> Option<StagingSpot> {
         match self.staging.next.take() {
             Some(block) => Some(StagingSpot::Block(block)),
@@ -248,7 +249,7 @@ impl InFlight {
         self.begin(WorkKind::Staged { len, block })
     }
 
-    /// Puts `len` bytes of pinned memory in flight. The link keeps them alive.
+    /// Puts `len` bytes of pinned memory in flight. The link keeps the memory alive.
     pub(crate) fn write_pinned(&mut self, len: usize) -> u64 {
         self.writing += len;
         self.begin(WorkKind::Pinned { len })

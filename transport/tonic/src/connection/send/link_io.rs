@@ -15,7 +15,7 @@ use crate::connection::send::in_flight::{InFlight, StagingSpot};
 use crate::connection::send::write_window::WriteWindow;
 use crate::connection::tasks::ReadyTasks;
 
-/// A link and its resources. State that belongs to streams, or outlives the link, is elsewhere.
+/// A link and its resources, without state that belongs to streams or outlives the link.
 pub(crate) struct LinkIo {
     /// `None` once the connection has ended.
     pub(super) link: Option<AnyLink>,
@@ -23,7 +23,7 @@ pub(crate) struct LinkIo {
     in_flight: InFlight,
     /// How many bytes of WRITEs may be in flight.
     window: WriteWindow,
-    /// Whether the link copies from any memory while work is queued.
+    /// Whether the link copies at the moment when work is queued, from any memory.
     pub(super) any_memory: bool,
     /// The clock for the times of messages, shared by the runtime's connections.
     clock: Clock,
@@ -70,7 +70,7 @@ impl LinkIo {
         self.in_flight.return_unused();
     }
 
-    /// Returns the connection's timer. Its clock gives the times of messages from now on.
+    /// Returns the connection's timer. From now on, the timer's clock gives the times of messages.
     pub(crate) fn timer(&mut self) -> Timer {
         let timer = self.link.as_ref().map(Link::timer).unwrap_or_default();
         self.clock = timer.clock();
@@ -118,8 +118,9 @@ impl LinkIo {
         self.link.as_mut().map_or(Ok(0), |link| link.grow(&self.pool))
     }
 
-    /// Prepares to return the memory of the SEND slots that only a busy connection needs, after a
-    /// while at rest. Returns true if something must be sent whose completion covers earlier work.
+    /// Prepares to return the memory of the SEND slots that only a busy connection needs, after the
+    /// connection has been at rest for a while. Returns true if a message must be sent whose
+    /// completion covers earlier work.
     pub(crate) fn rest(&mut self) -> bool {
         self.in_flight.rest()
     }
@@ -134,14 +135,15 @@ impl LinkIo {
         }
     }
 
-    /// Number of uses of memory that must be returned later: landing memory, staging, and RECVs if
+    /// Counts the uses of memory that must be returned later: landing memory, staging, and RECVs if
     /// their number changes.
     pub(crate) fn memory_used(&self, stats: &Stats) -> u64 {
         let calls = if self.any_memory { 0 } else { stats.streams };
         stats.writes + stats.grants_given + calls
     }
 
-    /// Returns the leases that no reader uses any more. The driver is woken for later ones.
+    /// Returns the leases that no reader uses any more. The driver is woken when later leases can
+    /// be returned.
     #[inline]
     pub(crate) fn return_leases(&mut self, cx: &Context<'_>, conn: &mut Connection) {
         let Some(link) = &mut self.link else { return };
@@ -169,10 +171,10 @@ impl LinkIo {
             self.lend(conn)?;
         }
         let Some(link) = self.link.as_mut() else { return Ok(()) };
-        // Messages were posted since the last doorbell.
+        // Whether messages were posted since the last doorbell.
         let mut messages = false;
         let mut posted = false;
-        // Bytes of WRITEs since the last one that reports its completion.
+        // Bytes of WRITEs since the last WRITE that reports its completion.
         let mut unreported = 0;
         let short = conn.stats().short_sent();
         let longest = link.caps().max_msg;
@@ -253,7 +255,8 @@ impl LinkIo {
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
                     let queued = link.queue(id, work, report)?;
-                    // Check before the peer is told of bytes that may be zeros.
+                    // Check before the peer is told that the bytes are complete, because they may
+                    // be zeros.
                     check_not_truncated(&src, link)?;
                     if queued == Posted::Done {
                         self.in_flight.done(id);
@@ -275,7 +278,7 @@ impl LinkIo {
         let (short, waits) = (conn.stats().short_sent(), conn.waits_to_write());
         copies.flushed(&flush, short, waits);
         tasks.work += turn::copies(flush.bytes());
-        // Wake the driver, which polls for the answer.
+        // Wake the driver, so that it polls for the answer.
         if posted && !copies.has_backlog() && link.is_eager() {
             tasks.wake_driver();
         }
@@ -300,11 +303,11 @@ fn copy_to_stage(link: &mut AnyLink, stage: StagingSpot, src: &Bytes) -> WriteSo
 }
 
 /// Checks the source of a WRITE after it was read. Application memory reads as zeros if it is
-/// mapped from a file that was truncated, and the peer must not take these zeros for data.
+/// mapped from a file that was truncated, and the peer must not treat these zeros as data.
 ///
 /// # Errors
 /// The source is mapped from a file that was truncated. The peer has the bytes but gets no DONE for
-/// them, so the connection has to end.
+/// these bytes, so the connection has to end.
 #[inline]
 fn check_not_truncated(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {
     #[cfg(target_os = "linux")]

@@ -1,4 +1,5 @@
-//! From protocol to link: posts everything that can go out now, in one batch.
+//! Passes the protocol's output to the link. All output that can be sent now is posted in one
+//! batch.
 //!
 //! | file | what |
 //! |---|---|

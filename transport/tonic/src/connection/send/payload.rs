@@ -1,4 +1,5 @@
-//! Bodies in the form that the protocol takes, and bytes that the peer reads in place.
+//! Converts bodies to the form that the protocol takes, and lends bytes that the peer reads in
+//! place.
 
 use tonic_rdma_fabric::{Lent, Link, LinkError};
 use tonic_rdma_memory::PinnedBytes;
@@ -8,11 +9,12 @@ use crate::codec::Chunk;
 use crate::connection::send::link_io::LinkIo;
 use crate::telemetry::stats::Copied;
 
-/// A run between the segments of a message counts as framing, not payload, up to this many bytes.
+/// Up to this many consecutive bytes between the segments of a message count as framing and not as
+/// payload.
 const FRAMING: usize = 256;
 /// Shorter segments are copied, because returning a lease takes a message, and a copy does not.
-/// Lending costs less at 64 KiB (docs/performance-log.md). The length between a control slot and 64
-/// KiB at which it begins to pay was not measured.
+/// Lending costs less at 64 KiB (docs/performance-log.md). Lengths between a control slot and 64
+/// KiB were not measured.
 const MIN_LENT: usize = 32 * 1024;
 
 impl LinkIo {
@@ -22,7 +24,7 @@ impl LinkIo {
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
-            // A WRITE can send the chunk from where it lies, because the device knows the memory or
+            // Whether a WRITE can send the chunk in place, because the device knows the memory or
             // the link copies from any memory.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let registered = if eager || framing { None } else { self.pool.resolve(&bytes) };
@@ -30,8 +32,8 @@ impl LinkIo {
             let lendable = may_lend
                 && bytes.len() >= MIN_LENT
                 && registered.as_ref().is_some_and(|bytes| bytes.lend_key().is_some());
-            // It is resolved again when it is posted. The application may have dropped its
-            // registration by then.
+            // Do not keep the result, because the memory is resolved again when the WRITE is
+            // posted. The application may have dropped the registration by then.
             let bytes = registered.map_or(bytes, PinnedBytes::into_registered);
             let pinned = !eager && (in_pool || self.any_memory);
             if !(eager || framing || in_pool) {
@@ -54,8 +56,8 @@ impl LinkIo {
         payload
     }
 
-    /// Lends what the protocol has to send, as far as the pool and the peer allow. Other bytes are
-    /// sent in another way, or wait until the peer has mapped their memory.
+    /// Lends the bytes that the protocol has to send, if the pool and the peer allow it. Other
+    /// bytes are sent in another way, or wait until the peer has mapped their memory.
     pub(super) fn lend(&mut self, conn: &mut Connection) -> Result<(), LinkError> {
         conn.retry_lends();
         while let Some((stream, bytes)) = conn.poll_lend() {

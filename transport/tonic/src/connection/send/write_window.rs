@@ -1,9 +1,9 @@
 //! Limits the bytes of WRITEs in flight.
 //!
-//! The window should keep the link busy (bandwidth times delay) and no more, because a small
-//! message waits behind everything that was posted before it (R13). Neither factor is known. A link
-//! that runs dry while payload waits has too small a window. A link that never runs dry may have
-//! too large a window.
+//! The window should be just large enough to keep the link busy (bandwidth times delay), because a
+//! small message waits behind all bytes that were posted before it (R13). Bandwidth and delay are
+//! not known. If a link runs dry while payload waits, its window is too small. If a link never runs
+//! dry, its window may be too large.
 //!
 //! | on | window |
 //! |---|---|
@@ -12,11 +12,11 @@
 //! | a SEND with a message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
 //! The completions of a busy link show how much the link carries. A fast link therefore keeps a
-//! large window even with small messages, which wait as long behind it as behind a slow link's
-//! small window.
+//! large window even with small messages. A small message waits as long behind a fast link's large
+//! window as behind a slow link's small window.
 //!
-//! A WRITE at each half of the window reports its completion, which leaves time to post the next
-//! half.
+//! After each half of the window, a WRITE reports its completion. So the next half can be posted
+//! while the link still works on the other one.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ const FIRST: usize = 1 << 20;
 const MIN: usize = 256 << 10;
 /// Maximum window in bytes: 670 us at 100 Gb/s.
 const MAX: usize = 8 << 20;
-/// The time over which bandwidth is measured, because completions may be seen late, and several at
-/// a time.
+/// The time over which bandwidth is measured. A shorter time would not suffice, because completions
+/// may be seen late, and several at a time.
 const SPAN: Duration = Duration::from_micros(500);
 /// The number of [`WAIT`]s in a [`SPAN`], rounded up.
 const SPANS: usize = SPAN.as_micros().div_ceil(WAIT.as_micros()) as usize;
@@ -40,7 +40,8 @@ const CALM: u32 = 64;
 pub(crate) struct WriteWindow {
     size: usize,
     calm: u32,
-    /// When the link became busy with WRITEs, and the number of bytes completed since.
+    /// When the link became busy with WRITEs, and the number of bytes that have completed since
+    /// then.
     busy: Option<(Instant, usize)>,
     /// Bytes that the link carries in [`WAIT`]. 0 if unknown.
     carries: usize,
@@ -73,7 +74,7 @@ impl WriteWindow {
 
     /// Records that WRITEs of `done` bytes have completed, and `writing` bytes are still in flight.
     /// `waits` says whether payload waits for room. Calls `now` only if the time is needed, because
-    /// that may be a system call.
+    /// `now` may be a system call.
     #[inline]
     pub(crate) fn completed(
         &mut self,
