@@ -4,7 +4,7 @@
 //! on the wire, so it works with any peer. Over this crate's [`Channel`](crate::Channel) and
 //! [`Server`](crate::Server), the codec sends a `bytes` field from the memory that holds the field,
 //! and a received field is a slice of the memory in which it landed. Over any other transport, the
-//! codec behaves like the plain one.
+//! codec behaves like `tonic_prost::ProstCodec`.
 //!
 //! Stubs that tonic-rdma-build generates use this codec. With tonic-prost-build, set the codec in
 //! the service's `build.rs`. No other change is needed:
@@ -34,15 +34,15 @@
 //!
 //! A stub's `max_encoding_message_size` and `max_decoding_message_size` count the whole message, as
 //! usual. tonic compares these limits with the bytes in its own buffers, which do not include
-//! extracted fields. So when a method's message is longer than any before it, the codec pads the
-//! message in tonic's buffers to its true length. If tonic accepts the message, the codec accepts
-//! every later message up to that length. The cost of the padding is counted
+//! extracted fields. So when a method's message is longer than all earlier messages, the codec pads
+//! the message in tonic's buffers to its true length. If tonic accepts the message, the codec
+//! accepts every later message up to that length. The cost of the padding is counted
 //! ([`Copied::learning`](crate::Copied::learning)). If several stubs of one method share a channel,
 //! the highest of their limits applies once a message has used it, because tonic does not tell a
 //! codec which stub it serves. A stub that must keep a lower limit needs its own channel. Apart
 //! from these limits, a connection carries messages of up to 4 GiB - 1, the longest message that
 //! gRPC's header can express. A message that is too long for one piece of landing memory lands in
-//! parts.
+//! several parts.
 //!
 //! # Layers
 //!

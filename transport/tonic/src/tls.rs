@@ -35,13 +35,14 @@ pub(crate) fn for_server() -> Result<(), Error> {
     let own = tokio_rustls::rustls::crypto::ring::default_provider();
     #[cfg(all(feature = "tls-aws-lc", not(feature = "tls-ring")))]
     let own = tokio_rustls::rustls::crypto::aws_lc_rs::default_provider();
-    // An error means that another thread was first. rustls installs a provider in the same way.
+    // An error means that another thread has installed a provider first. rustls installs a provider
+    // in the same way.
     #[cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))]
     let _ = own.install_default();
     for_client()
 }
 
-/// Whether rustls can make a configuration. Only rustls knows which features it has.
+/// Whether rustls can make a configuration. Only rustls knows its own features.
 #[cfg(any(test, not(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 fn chosen_elsewhere(make: impl FnOnce() + std::panic::UnwindSafe) -> Result<(), Error> {
     if CryptoProvider::get_default().is_some() {

@@ -81,7 +81,7 @@ impl fmt::Debug for OfferHook {
 pub(crate) struct Place {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// The server's device. Empty if the server does not name it.
+    /// The server's device. Empty if the server does not name the device.
     pub(crate) device: String,
     /// Whether the device speaks iWARP, if the server says so.
     pub(crate) iwarp: Option<bool>,

@@ -90,7 +90,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Live {
-    /// Distinguishes the connection from a later one with the same peer address.
+    /// Distinguishes the connection from a later connection with the same peer address.
     number: u64,
     gateway: bool,
     /// Whether the connection has carried an Offer.
@@ -110,7 +110,7 @@ struct Mismatches {
     count: u32,
 }
 
-/// An accepted connection. Dropping it removes the connection from the table.
+/// An accepted connection. Dropping this struct removes the connection from the table.
 #[derive(Debug)]
 pub(crate) struct Known {
     gateways: Arc<Gateways>,
@@ -193,8 +193,8 @@ impl Gateways {
         }
     }
 
-    /// Returns at most `most` connections whose numbers are above `after`, in any order. These are
-    /// the connections with the lowest such numbers.
+    /// Returns at most `most` connections whose numbers are above `after`, in any order. If more
+    /// connections exist, returns those with the lowest numbers.
     pub(crate) fn connections(&self, after: u64, most: usize) -> Vec<ConnectionInfo> {
         let table = self.lock();
         let mut live: Vec<_> = table.live.iter().filter(|(_, live)| live.id > after).collect();

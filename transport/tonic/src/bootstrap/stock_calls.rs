@@ -9,7 +9,7 @@
 //!
 //! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
 //! (`channel::backoff`), so its connections are not counted. A channel that may not use the fast
-//! path (`Policy::Off`) is counted, because the server cannot tell the two apart.
+//! path (`Policy::Off`) is counted, because the server cannot distinguish it from tonic's channel.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +30,7 @@ const CALLS: u32 = 20;
 /// Maximum number of hosts to remember. Connections of other hosts are not noticed.
 const HOSTS: usize = 1024;
 
-/// The watch of one server.
+/// Watches the calls of one server's connections.
 #[derive(Debug)]
 pub(crate) struct StockCalls {
     /// Whether a host has a ticket and no warning was given yet.

@@ -35,7 +35,7 @@ pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
 /// Number of spent tickets that are remembered, so that a refusal can name its cause.
 const SPENT: usize = 1024;
 
-/// A ticket. Its bytes are secret: `Debug` does not show them.
+/// A ticket. Its bytes are secret, so `Debug` does not show the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ticket(pub(crate) [u8; TICKET_LEN]);
 
@@ -83,8 +83,8 @@ pub(crate) struct Tickets {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<Ticket, Live>,
-    /// The time of the next search for expired tickets. An Offer after this time removes them, even
-    /// if the table is not full.
+    /// The time of the next search for expired tickets. An Offer after this time removes expired
+    /// tickets, even if the table is not full.
     next_search: Option<Instant>,
     issued: u64,
     spent: VecDeque<(Ticket, Refused)>,

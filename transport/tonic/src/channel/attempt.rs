@@ -362,7 +362,8 @@ impl Drop for Attempted {
 fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
     let says = |reason: &Reason| match (reason.side(), reason.code()) {
         (Side::Local, _) => 0,
-        // The ticket was unknown: spent before, or issued by another server.
+        // The server does not know the ticket, because the ticket was spent before or another
+        // server issued it.
         (Side::Peer, ReasonCode::HandshakeRejected) => 1,
         (Side::Peer, _) => 2,
     };

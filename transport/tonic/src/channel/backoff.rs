@@ -23,8 +23,8 @@ const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_se
 const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
 const LOST_BY_NETWORK: (Duration, Duration) = (FIRST, Duration::from_secs(120));
 const FIRST: Duration = Duration::from_millis(250);
-/// Number of attempts after a loss that use short pauses whatever the cause, together about half a
-/// minute. A path that worked before may soon work again.
+/// Number of attempts after a loss that use short pauses regardless of the cause. Together these
+/// pauses take about half a minute. A path that worked before may soon work again.
 const QUICK: u32 = 7;
 
 /// A fast path that has held for this long resets the pauses.

@@ -43,8 +43,8 @@ impl Channel {
         let list: Vec<Endpoint> = list.collect();
         let (channel, tx) = Self::balance_channel(list.len().max(1));
         for (key, endpoint) in list.into_iter().enumerate() {
-            // This cannot fail, because the queue has room for each endpoint and its receiver is
-            // alive.
+            // The send cannot fail, because the queue has room for each endpoint and the receiver
+            // is alive.
             let _ = tx.try_send(Change::Insert(key, endpoint));
         }
         channel
@@ -119,7 +119,7 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let change = match self.changes.poll_recv(cx) {
             Poll::Ready(Some(change)) => change,
-            // Without a sender the set stays as it is.
+            // Without a sender, the set of endpoints does not change.
             Poll::Ready(None) | Poll::Pending => return Poll::Pending,
         };
         Poll::Ready(Some(Ok(match change {

@@ -185,8 +185,8 @@ impl Members {
         })
     }
 
-    /// Subscribes to the states of all endpoints. Each receiver waits for a state after the current
-    /// one.
+    /// Subscribes to the states of all endpoints. Each receiver waits for a change of the current
+    /// state.
     fn states(&self) -> Vec<watch::Receiver<State>> {
         let of = |member: &Arc<Member>| {
             let mut state = member.state.clone();

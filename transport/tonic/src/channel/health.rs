@@ -1,4 +1,4 @@
-//! Keeps calls away from an endpoint of a balanced channel that cannot be connected to.
+//! Keeps calls of a balanced channel away from endpoints that cannot be connected to.
 //!
 //! A balancer prefers the endpoint with fewer calls in flight. An endpoint that fails each call at
 //! once has no calls in flight, so it would attract all calls. Therefore an endpoint **rests**

@@ -1,5 +1,5 @@
-//! The task that keeps a channel on its fast path. It makes one attempt at a time, falls back to
-//! TCP when the path fails, and tries again.
+//! The task that keeps a channel on its fast path. The task makes one attempt at a time, falls back
+//! to TCP when the path fails, and tries again.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,10 +27,10 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Pairs of origin and path for which this process has logged a line at INFO. Without this set, a
 /// program that connects for each call would fill the log.
 static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
-/// When the set has more pairs than this, it is cleared.
+/// The set is cleared when it has more pairs than this number.
 const MAX_TOLD: usize = 1024;
 
-/// Shared by all clones of a channel. Dropping it ends the manager.
+/// Shared by all clones of a channel. Dropping the handle ends the manager.
 #[derive(Debug)]
 pub(crate) struct Handle {
     _stop: oneshot::Sender<()>,
@@ -153,7 +153,8 @@ async fn maintain(
         };
         log.down(&reason);
         let unreachable = reason.code() == ReasonCode::PeerUnreachable;
-        // Drops the last clone of a connection that drains. Its driver then ends it.
+        // Drops the last clone of a connection that drains. The connection's driver then ends the
+        // connection.
         shared.state.send_replace(State::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

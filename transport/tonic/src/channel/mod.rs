@@ -303,8 +303,8 @@ impl Channel {
         }
     }
 
-    /// The counters of all clones of this channel. For a balanced channel, they cover all
-    /// endpoints, including removed ones.
+    /// The counters of all clones of this channel. For a balanced channel, the counters cover all
+    /// endpoints, including removed endpoints.
     pub fn stats(&self) -> TransportStats {
         match &*self.0 {
             Kind::One(one) => one.shared.counters.snapshot(),
@@ -454,7 +454,7 @@ impl Service<Request<Body>> for Channel {
 }
 
 pin_project! {
-    /// The response of a call. Dropping it cancels the call.
+    /// The response of a call. Dropping this future cancels the call.
     #[must_use = "futures do nothing unless awaited"]
     pub struct ResponseFuture {
         #[pin]

@@ -67,7 +67,7 @@ pub(crate) struct Shared {
     pub(crate) required: bool,
     /// How long `connect`, or a call that requires the fast path, waits for it.
     pub(crate) fast_path_timeout: Duration,
-    /// An environment variable with a bad value. If one is present, every call fails.
+    /// An environment variable with a bad value, if any. With a bad value, every call fails.
     pub(crate) bad_env: Option<EnvError>,
     /// Scheme, authority and user agent of calls on the fast path. tonic sets them on TCP.
     pub(crate) origin: Arc<Origin>,

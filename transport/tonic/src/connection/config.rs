@@ -59,7 +59,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// tonic's keep-alive settings of an endpoint or a server, for the fast path.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeepAliveSettings {
-    /// `None` turns keep-alive off.
+    /// The interval of pings. `None` turns keep-alive off.
     pub(crate) interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) while_idle: bool,

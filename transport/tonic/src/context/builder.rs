@@ -148,15 +148,15 @@ impl ContextBuilder {
 
     /// Align received payload to this many bytes: the longest field of type `bytes` of a message
     /// begins at a multiple of the value in landing memory. Default is 64, a cache line. Most
-    /// buffers that are sent also begin at such an address. On shared memory, source and
+    /// buffers that are sent also begin at a multiple of 64. On shared memory, source and
     /// destination of the copy are then equal modulo 64, which is the fastest case on any
-    /// processor. With 1, such a field keeps its source's alignment modulo 64.
+    /// processor. With 1, the field keeps its source's alignment modulo 64.
     ///
     /// The setting applies to messages that the peer sends with
     /// [`codec::ProstCodec`](crate::codec::ProstCodec), and to fields of at least
-    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes. It does not apply to data that is [copied
-    /// before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message takes
-    /// up to 4 KiB more.
+    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes. The setting does not apply to data that is
+    /// [copied before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message
+    /// takes up to 4 KiB more.
     ///
     /// # Errors
     ///

@@ -26,15 +26,16 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// RLIMIT_MEMLOCK.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// The task that compares snapshots of the host. It runs from the first request for an RDMA path
-/// until the context is dropped.
+/// The task that compares snapshots of the host. The task runs from the first request for an RDMA
+/// path until the context is dropped.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
     /// The host as of the last change.
     changes: watch::Sender<Arc<HostSnapshot>>,
     in_use: InUse,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// The host watch, which is created with the task. `None` if the system does not allow one.
+    /// The host watch, which is created with the task. `None` if the system does not allow a host
+    /// watch.
     watch: OnceLock<Option<HostWatch>>,
 }
 

@@ -229,8 +229,8 @@ impl Context {
         Sources { named, ..found }
     }
 
-    /// The device that reaches `peer`, and its pool. `source` is this host's address, if it was
-    /// chosen.
+    /// The device that reaches `peer`, and its pool. `source` is this host's address, if an address
+    /// was chosen.
     pub(crate) async fn toward(
         &self,
         path: Path,
@@ -380,7 +380,7 @@ impl Context {
             Pool::new(config, registrar)
         };
         let pool = made.map_err(|e| from_error::pool(&e))?;
-        // A message in one device's pool may leave by any rail.
+        // A message in one device's pool may be sent over any rail.
         pools.values().for_each(|other| pool.share_send_memory(&other.pool));
         pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
         let registering = registered::register_all(

@@ -20,7 +20,7 @@ impl Context {
     ///
     /// The memory need not be page-aligned. Devices only read the memory, so it may be mapped
     /// read-only. A privately mapped file is copied from the page cache once, when its pages are
-    /// pinned. A shared mapping is not copied, but Linux before 6.2 pins it only if it is writable
+    /// pinned. A shared mapping is not copied, but Linux before 6.2 pins only writable mappings
     /// (EFAULT). If a mapped file is truncated while it is registered, the process does not end: a
     /// SIGBUS handler, which the first registration of a mapped file installs, makes reads past the
     /// end return zeros. A message with memory of a truncated file fails with INTERNAL, or, the

@@ -12,8 +12,7 @@ use crate::context::numa;
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) addresses: Vec<LocalAddress>,
-    /// Whether the addresses are those of a device that the application or the environment has
-    /// named.
+    /// Whether the addresses belong to a device that the application or the environment has named.
     pub(crate) named: bool,
     /// Devices on a NUMA node that this process does not run on.
     pub(crate) far: Vec<String>,

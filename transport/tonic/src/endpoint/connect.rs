@@ -31,8 +31,8 @@ impl Endpoint {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the connections that it has opened close. `connect` can then be
-    /// called again.
+    /// Dropping the future closes the connections that it has opened. `connect` can then be called
+    /// again.
     pub async fn connect(&self) -> Result<Channel, Error> {
         self.connect_over(self.connector()).await
     }

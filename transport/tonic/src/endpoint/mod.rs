@@ -74,7 +74,8 @@ pub(crate) struct Settings {
     pub(crate) plaintext_rdma: bool,
     /// A copy of the address in tonic's endpoint, which has no getter for its local address.
     pub(crate) local_address: Option<IpAddr>,
-    /// The path of the Unix socket, if the address is one. tonic's endpoint has no getter for it.
+    /// The path of the Unix socket, if the address is a Unix socket. tonic's endpoint has no getter
+    /// for the path.
     pub(crate) unix_socket: Option<Arc<str>>,
     /// Whether tasks of calls may be reused, because the TCP side's executor is tokio's.
     pub(crate) reuses_tasks: bool,
@@ -367,8 +368,8 @@ impl Endpoint {
     /// fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB at
     /// both ends when idle. Each device has its own pool. Memory of another device's pool is
     /// registered when a message in that memory is first sent. That message is copied once
-    /// ([`Copied::staging`](crate::Copied::staging)), and so is each further message if the memlock
-    /// limit leaves no room for the registration.
+    /// ([`Copied::staging`](crate::Copied::staging)). Further messages are also copied if the
+    /// memlock limit leaves no room for the registration.
     ///
     /// A server's device is reached from devices in the same IP network, or over the system's route
     /// if this host has no device in that network. When a rail is lost, its calls fail as on any
@@ -402,8 +403,8 @@ impl Endpoint {
 
 impl From<tonic::transport::Endpoint> for Endpoint {
     /// Takes over the settings of the TCP side. A timeout, limit or user agent that is set on `tcp`
-    /// applies only on the TCP path, so set it on the result instead. The local address is not
-    /// taken over, so set the local address on the result as well.
+    /// applies only on the TCP path, so set these values on the result instead. The local address
+    /// is not taken over, so set the local address on the result as well.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }
     }

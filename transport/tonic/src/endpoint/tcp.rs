@@ -1,5 +1,5 @@
-//! Builder methods of the TCP side, forwarded to tonic's endpoint. They do not affect the fast
-//! path, which has its own flow control, keep-alive and limits.
+//! Builder methods of the TCP side, forwarded to tonic's endpoint. These methods do not affect the
+//! fast path, which has its own flow control, keep-alive and limits.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -153,8 +153,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
-    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
+    /// The configuration is invalid, for example a certificate or key, or the program has no
+    /// cryptography ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -171,8 +171,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
-    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
+    /// The configuration is invalid, for example a certificate or key, or the program has no
+    /// cryptography ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config_with_verifier(
         mut self,

@@ -12,7 +12,7 @@ use tonic_rdma_memory::throttled;
 use super::{Claimed, IntoLandIn, WhyCopied};
 
 /// The facts about a request that are known when [`Server::land_in`](crate::Server::land_in) asks
-/// for a buffer for it.
+/// for a buffer for the request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LandRequest<'a> {

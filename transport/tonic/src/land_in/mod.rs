@@ -121,7 +121,8 @@ pub struct Finished<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FinishError {
-    /// The reply, or clones of its field, are still alive. Drop them, and call `finish` again.
+    /// The reply, or clones of its field, are still alive. Drop the reply and the clones, and call
+    /// `finish` again.
     #[error(
         "{0} parts of the reply's field are still alive: drop the reply, then call finish again"
     )]
@@ -148,8 +149,9 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     }
 
     /// Keeps the whole buffer registered over RDMA, from the first reply that lands in it until
-    /// [`finish`](Self::finish). Several calls can then use it one after the other, and only the
-    /// first one registers it. [`outcome`](Self::outcome) waits until the next call may use it.
+    /// [`finish`](Self::finish). Several calls can then use the buffer one after the other, and
+    /// only the first call registers it. [`outcome`](Self::outcome) waits until the next call may
+    /// use it.
     ///
     /// **Only for servers that are trusted not to break the protocol.** A server that has had the
     /// key can write to the buffer, and to no other memory, until `finish` or until its connection

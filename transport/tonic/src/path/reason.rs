@@ -63,7 +63,7 @@ pub enum ReasonCode {
     Forked,
     /// RDMA is not available on this operating system.
     Platform,
-    /// The fast path is being set up. Calls go over TCP until it is up.
+    /// The fast path is being set up. Calls go over TCP until the fast path is up.
     Pending,
     /// The peer closed the fast path gracefully, to shut down or to rebalance.
     GoAway,

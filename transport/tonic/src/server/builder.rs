@@ -182,10 +182,11 @@ impl<L> Server<L> {
     /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each.
     /// Default is 1024 tickets and 10 seconds. A limit of 0 counts as 1.
     ///
-    /// A ticket is outstanding from the Offer until the client's connection uses it, usually for a
-    /// few milliseconds. Once the limit is reached, each further ticket withdraws the oldest ticket
-    /// of the TCP connection that holds the most. A client whose ticket was withdrawn asks for
-    /// another for as long as its `connect` waits, then stays on TCP and tries again.
+    /// A ticket is outstanding from the Offer until the client's connection uses it, which usually
+    /// takes a few milliseconds. Once the limit is reached, each further ticket withdraws the
+    /// oldest ticket of the TCP connection that holds the most. A client whose ticket was withdrawn
+    /// asks for another ticket for as long as its `connect` waits, then stays on TCP and tries
+    /// again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
@@ -328,7 +329,7 @@ impl<L> Server<L> {
     /// With `true`, a client behind a gateway gets a ticket if the gateway forwards the Offer. The
     /// client's calls on the fast path then **bypass the gateway**: the gateway's checks, limits,
     /// routes, headers and logs do not apply to these calls. The calls carry no address and no
-    /// certificate, because the server knows only those of the gateway:
+    /// certificate, because the server knows only the gateway's address and certificate:
     /// [`tonic::Request::remote_addr`] and `peer_certs` are `None`. Handlers and layers of this
     /// server must therefore decide by the content of the call itself, for example a token, and
     /// refuse calls without it. Clients that connect directly keep their address and certificate.
@@ -359,9 +360,9 @@ impl<L> Server<L> {
     ///
     /// The layered service is built once and cloned for every connection of either path, so a layer
     /// with shared state sees every call. The Offer, by which a client asks for the fast path, also
-    /// passes through it. So a layer that requires credentials requires them of the Offer as well
-    /// ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that counts, limits
-    /// or sheds requests can recognise the Offer by [`is_offer`](crate::server::is_offer).
+    /// passes through the layer. So a layer that requires credentials requires them of the Offer as
+    /// well ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that counts,
+    /// limits or sheds requests can recognise the Offer by [`is_offer`](crate::server::is_offer).
     ///
     /// ```
     /// use std::time::Duration;

@@ -23,7 +23,7 @@ impl<L> Server<L> {
     ///
     /// In all other respects, this method is like [`Router::serve`](crate::Router::serve). The
     /// layers wrap an [`OfferRoute`] around the service. A layer that accepts any service also
-    /// accepts this one.
+    /// accepts an [`OfferRoute`].
     ///
     /// ```no_run
     /// # use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};

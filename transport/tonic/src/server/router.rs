@@ -31,7 +31,7 @@ pub struct Router<L = Identity> {
 impl<L> Server<L> {
     /// Create a router with the `S` typed service as the first service.
     ///
-    /// This clones the `Server` builder and creates a router that routes between services.
+    /// The method clones the `Server` builder and creates a router that routes between services.
     pub fn add_service<S>(&mut self, svc: S) -> Router<L>
     where
         S: Service<Request<Body>, Error = Infallible>
@@ -49,12 +49,11 @@ impl<L> Server<L> {
 
     /// Create a router with the optional `S` typed service as the first service.
     ///
-    /// This clones the `Server` builder and creates a router that routes between services.
+    /// The method clones the `Server` builder and creates a router that routes between services.
     ///
     /// # Note
-    /// Even when the argument given is `None` this will capture *all* requests to this service
-    /// name. As a result, one cannot use this to toggle between two identically named
-    /// implementations.
+    /// Even if the argument is `None`, the router captures *all* requests to this service name. As
+    /// a result, this method cannot toggle between two identically named implementations.
     pub fn add_optional_service<S>(&mut self, svc: Option<S>) -> Router<L>
     where
         S: Service<Request<Body>, Error = Infallible>
@@ -72,8 +71,8 @@ impl<L> Server<L> {
 
     /// Create a router with given [`Routes`].
     ///
-    /// This clones the `Server` builder and creates a router that routes between the services that
-    /// were already added to `routes`.
+    /// The method clones the `Server` builder and creates a router that routes between the services
+    /// that were already added to `routes`.
     pub fn add_routes(&mut self, routes: Routes) -> Router<L>
     where
         L: Clone,
@@ -116,9 +115,8 @@ impl<L> Router<L> {
     /// Add a new optional service to this router.
     ///
     /// # Note
-    /// Even when the argument given is `None` this will capture *all* requests to this service
-    /// name. As a result, one cannot use this to toggle between two identically named
-    /// implementations.
+    /// Even if the argument is `None`, the router captures *all* requests to this service name. As
+    /// a result, this method cannot toggle between two identically named implementations.
     ///
     /// # Panics
     ///
@@ -143,9 +141,9 @@ impl<L> Router<L> {
 
     /// Serve on `addr` until the process ends or the future is dropped.
     ///
-    /// The fast path listens on the address of `addr` if it belongs to an RDMA device, and
-    /// otherwise on every local address of a device. The fast path uses the port of `addr`, or a
-    /// free port if the port of `addr` is taken. On iWARP the port is always taken, because iWARP
+    /// The fast path listens on the address of `addr` if that address belongs to an RDMA device,
+    /// and otherwise on every local address of a device. The fast path uses the port of `addr`, or
+    /// a free port if the port of `addr` is taken. On iWARP the port is always taken, because iWARP
     /// shares TCP's ports. Only a client that presents a ticket from the TCP side is admitted. If
     /// RDMA is not available, the server logs the reason and its cure, reports it to clients that
     /// ask, and tries again every minute.

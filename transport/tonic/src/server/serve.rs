@@ -74,8 +74,9 @@ where
     Ok(())
 }
 
-/// Like [`serve`], but shuts down gracefully when `signal` completes or `incoming` ends. These are
-/// two functions, so that a program compiles tonic's server only for the ends that it uses.
+/// Like [`serve`], but shuts down gracefully when `signal` completes or `incoming` ends. The two
+/// functions are separate, so that a program compiles tonic's server only for the kind of end that
+/// the program uses.
 pub(super) async fn serve_until<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
     with_offer: impl FnOnce(LimitedOffers) -> S,
@@ -115,7 +116,7 @@ where
     Ok(())
 }
 
-/// A server whose fast path runs.
+/// A server whose fast path is running.
 struct Started<S> {
     tcp: tonic::transport::Server,
     /// The service of the TCP side.
@@ -125,7 +126,7 @@ struct Started<S> {
     running: Running,
 }
 
-/// The fast path of a server. Dropping this ends it.
+/// The fast path of a server. Dropping this struct ends the fast path.
 struct Running {
     tasks: Tasks,
     offering: watch::Sender<Offering>,

@@ -1,5 +1,6 @@
-//! Builder methods of the TCP side, forwarded to tonic's server. They do not affect the fast path,
-//! which has its own flow control and limits. Only the keep-alive settings apply to both sides.
+//! Builder methods of the TCP side, forwarded to tonic's server. These methods do not affect the
+//! fast path, which has its own flow control and limits. Only the keep-alive settings apply to both
+//! sides.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ use crate::telemetry::stats::Counters;
 /// frames of this size.
 const WHOLE: usize = 16 * 1024;
 
-/// An outgoing body. hyper gets the segments of its messages without a copy.
+/// An outgoing body. hyper gets the segments of the body's messages without a copy.
 pub(crate) struct TcpSendBody {
     body: Body,
     encoder: BodyEncoder,

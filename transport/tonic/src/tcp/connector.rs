@@ -1,7 +1,7 @@
 //! The TCP side of a channel, and the local address of its connection.
 //!
-//! An Offer states the client's address on the TCP connection that carries it. tonic's channel does
-//! not reveal that address, so its connector records it.
+//! An Offer states the client's address on the TCP connection that carries the Offer. tonic's
+//! channel does not reveal that address, so the channel's connector records it.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -71,8 +71,8 @@ pub(crate) trait AnyIo: hyper::rt::Read + hyper::rt::Write + Unpin + Send {}
 
 impl<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send> AnyIo for T {}
 
-/// A connector of any type. The compiler repeats tonic's channel for each type of connector, and
-/// that channel is most of what a program on tonic compiles.
+/// A connector of any type. The compiler compiles tonic's channel again for each type of connector,
+/// and that channel is most of the code that a program on tonic compiles.
 pub(crate) type AnyConnector = BoxService<Uri, Box<dyn AnyIo>, BoxError>;
 
 /// Records the local address of each connection that `connector` creates.

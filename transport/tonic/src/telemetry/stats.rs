@@ -104,8 +104,8 @@ pub struct Copied {
     pub eager: u64,
     /// Copied to staging, because the payload was not in memory registered with the device.
     pub staging: u64,
-    /// Messages in several parts that were joined, and data that landed in parts too short for the
-    /// memory that they occupy. On TCP, all received data counts here.
+    /// Messages in several parts that were joined, and data that landed in parts that are too short
+    /// for the memory that they occupy. On TCP, all received data counts here.
     pub joined: u64,
     /// Copied from landing memory to the heap, because less than a quarter of the landing memory
     /// was free.
@@ -344,7 +344,7 @@ impl Drop for ConnectionCounters {
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: AtomicU64,
-    /// The metrics recorder's counter, if this counter reports to one.
+    /// The metrics recorder's counter, if this counter reports to the recorder.
     told: RecorderCounter,
 }
 

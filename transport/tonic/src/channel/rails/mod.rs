@@ -57,7 +57,7 @@ pub(crate) async fn find(
 struct Used {
     connection: usize,
     rail: Rail,
-    /// When the connection came up.
+    /// When the connection was established.
     up: Option<Instant>,
 }
 
@@ -87,7 +87,7 @@ impl Left {
 #[derive(Debug, Default)]
 struct InUse {
     rails: Vec<Used>,
-    /// The rail on which the first connection was lost, until it is up again.
+    /// The rail on which the first connection was lost, until the first connection is up again.
     lost: Option<RailKey>,
 }
 
@@ -241,7 +241,7 @@ impl Rails {
         best
     }
 
-    /// Returns the established connections. The first connection comes first.
+    /// Returns the established connections, beginning with the first connection.
     pub(super) fn established(&self, first: &Shared) -> Vec<Fast> {
         let others = self.others.get().into_iter().flatten().map(|other| &**other);
         std::iter::once(first).chain(others).filter_map(Shared::established).collect()

@@ -19,7 +19,7 @@ use crate::bootstrap::client::Place;
 use crate::context::{RailKey, Sources};
 use crate::path::Path;
 
-/// A way from a device of this host to a place of the server.
+/// A pair of a device of this host and a place of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rail {
     pub(crate) path: Path,

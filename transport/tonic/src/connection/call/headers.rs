@@ -115,7 +115,7 @@ impl Caller {
         let scheme = origin.uri.scheme_str().unwrap_or("http");
         let authority = origin.uri.authority().map(|authority| (":authority", authority.as_str()));
         for (name, value) in [(":scheme", scheme)].into_iter().chain(authority) {
-            // This cannot fail, because a URI is never longer than the longest field.
+            // `put` cannot fail, because a URI is never longer than the longest field.
             let _ = put(&mut fields, name, value.as_bytes());
         }
         Caller { origin: fields, user_agent: origin.user_agent.clone() }

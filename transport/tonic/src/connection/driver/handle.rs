@@ -49,8 +49,8 @@ impl DriverHandle {
         self.called
     }
 
-    /// Counts a call that wants to flush. Returns true if the call is the first of its batch, and
-    /// should therefore flush its own work.
+    /// Counts a call that is about to flush. Returns true if the call is the first of its batch,
+    /// and should therefore flush its own work.
     #[inline]
     pub(crate) fn begins_batch(&mut self) -> bool {
         let before = self.calls;

@@ -53,7 +53,7 @@ pub(crate) struct LandingMemory {
     pub(super) naming: Vec<Naming>,
     /// Whether messages land in parts because memory in one piece is scarce.
     pub(super) wait: LandingWait,
-    /// The delay that runs while streams want memory and none gets any.
+    /// The delay that runs while streams want memory and no stream gets memory.
     pub(super) stall: Stall,
     /// The turns that other tasks get before delays end.
     pub(super) grace: Grace,

@@ -88,8 +88,8 @@ impl LandingMemory {
             }
             let relief = &mut self.relief;
             relief.streams.pop_front();
-            // While chunks are to be reclaimed, copy everything, because a chunk can only go back
-            // when all of it is free.
+            // While chunks are to be reclaimed, copy everything, because a chunk can be returned
+            // only when the whole chunk is free.
             if relief.copied >= relief.want && self.reclaim_delay.0.is_idle() {
                 relief.streams.clear();
             }

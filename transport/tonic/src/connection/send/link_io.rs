@@ -255,8 +255,8 @@ impl LinkIo {
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
                     let queued = link.queue(id, work, report)?;
-                    // Check before the peer is told that the bytes are complete, because they may
-                    // be zeros.
+                    // Check the bytes before the peer is told that they are complete, because they
+                    // may be zeros.
                     check_not_truncated(&src, link)?;
                     if queued == Posted::Done {
                         self.in_flight.done(id);

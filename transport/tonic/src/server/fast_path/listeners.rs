@@ -36,7 +36,7 @@ enum State {
     Accepting(AbortHandle),
 }
 
-/// The listeners of one path. Dropping this struct closes them.
+/// The listeners of one path. Dropping this struct closes the listeners.
 #[derive(Default)]
 pub(crate) struct Listeners {
     entries: Vec<Entry>,

@@ -13,7 +13,8 @@ impl Context {
     /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call this method before
     /// each scrape, or periodically.
     ///
-    /// Contexts that share a device also share its series, so record only one of them.
+    /// Contexts that share a device also share the device's series, so record only one of these
+    /// contexts.
     ///
     /// # Cancel safety
     ///
