@@ -32,8 +32,8 @@ const SOFT: [(&str, &str, &str, &str); 2] = [
     ("siw", "siw", "siw0", "or Soft-iWARP"),
 ];
 
-/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's reason is why
-/// that device cannot be.
+/// Returns all findings. `diagnosis.reason` says why RDMA would not be used, and a device's reason
+/// says why the device cannot be used.
 pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let this = Explain { d: diagnosis, facts };
     let mut found: Vec<Finding> = Vec::new();
@@ -91,7 +91,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Both ends run on this host, and one refuses the other's user.
+/// The finding if both ends run on this host, and one end refuses the other end's user.
 fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
     let end = match reason.side() {
         Side::Peer => "at the server",
@@ -121,7 +121,7 @@ impl Explain<'_> {
         }
         if reason.side() == Side::Peer {
             let cures = match reason.code() {
-                // The server reports it, and the cause is on neither host.
+                // The server reports this reason, and the cause is on neither host.
                 ReasonCode::ThroughGateway => vec![
                     advice(
                         "connect to the server's own address, past gateways and address translation",
@@ -163,7 +163,7 @@ impl Explain<'_> {
         Finding { code: reason.code(), blocks: true, device: None, what, cures }
     }
 
-    /// No answer arrives, although the server answers over TCP.
+    /// The cures if no answer arrives over RDMA, although the server answers over TCP.
     fn unheard(&self, reason: &Reason) -> Vec<Cure> {
         let has = |transport| self.d.devices.iter().any(|device| device.transport == transport);
         let mut cures = vec![advice(reason.cure())];
@@ -375,7 +375,8 @@ impl Explain<'_> {
         self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
     }
 
-    /// The kernel has no driver for RDMA devices, so no command on this host can create one.
+    /// The finding for a kernel without drivers for RDMA devices. No command on this host can
+    /// create a device.
     fn no_rdma_in_the_kernel(&self) -> (String, Vec<Cure>) {
         let release = self.d.host.kernel.as_deref().unwrap_or("of this system");
         let what = match self.facts.loadable.known {
@@ -413,11 +414,11 @@ impl Explain<'_> {
     fn soft_interface(&self) -> Option<&Interface> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());
-        // Selects the first of the best ones.
+        // Among equally good interfaces, this selects the first.
         self.facts.interfaces.iter().rev().filter(good).max_by_key(worth)
     }
 
-    /// The kernel has the device, but rdma-core does not list it.
+    /// The finding for a device that the kernel has and rdma-core does not list.
     fn not_listed(&self, device: &Device) -> (String, Vec<Cure>) {
         let what = format!(
             "the kernel has {}, but rdma-core does not list it: its provider is not installed",

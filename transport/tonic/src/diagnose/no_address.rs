@@ -41,8 +41,8 @@ pub(super) fn interface_down(device: &Device, down: &Interface) -> (String, Vec<
     (what, vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))])
 }
 
-/// Whether the kernel says that the device is none of InfiniBand, RoCE and iWARP, which have
-/// connections.
+/// Whether the kernel says that the device is neither InfiniBand, RoCE nor iWARP. Only these three
+/// have connections.
 pub(super) fn is_unconnected(device: &Device) -> bool {
     device.transport == "unknown transport" && !device.ports.is_empty()
 }

@@ -80,7 +80,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
         Err(error) => {
             peer.reason = Reason::of(&error).cloned();
             match &peer.reason {
-                // The environment requires it.
+                // The environment requires a fast path.
                 Some(reason) => {
                     peer.path_detail = format!("none: a fast path is required ({reason})")
                 }

@@ -23,8 +23,8 @@ pub struct Peer {
     pub path: Option<Path>,
     /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
-    /// The payload of the path's longest packet in bytes, as [`PathInfo`](crate::PathInfo) has it.
-    /// If it is less than the MTU of this host's port, the server's port has the smaller one.
+    /// The payload of the path's longest packet in bytes, as in [`PathInfo`](crate::PathInfo). If
+    /// it is less than the MTU of this host's port, the server's port has the smaller MTU.
     pub path_mtu: Option<u32>,
     /// The reason for TCP, if the path is TCP.
     pub reason: Option<Reason>,
@@ -36,9 +36,10 @@ pub struct Peer {
     pub fast: Option<Measured>,
     /// SENDs over a connection without calls, which are the lower bound of any call over this path.
     pub bare: Option<Bare>,
-    /// Why there is no such connection, although there is a fast path.
+    /// Why there is no connection without calls, although there is a fast path.
     pub not_bare: Option<String>,
-    /// Rates of the same transfers over each way. Those for which there was no time are left out.
+    /// Rates of the same transfers over each way. Transfers for which there was no time are left
+    /// out.
     pub rates: Vec<Rates>,
     /// Why there is no measurement. `None` if there is one.
     pub not_measured: Option<String>,
@@ -56,11 +57,11 @@ pub struct Bare {
     pub device: String,
     /// The server's address.
     pub place: String,
-    /// Number of timed SENDs of 64 bytes, each of which was answered by one.
+    /// Number of timed SENDs of 64 bytes, each answered by a SEND.
     pub sends: u32,
-    /// Their median round trip in microseconds.
+    /// The median round trip of the SENDs in microseconds.
     pub latency_median_us: f64,
-    /// The 99th percentile of their round trips in microseconds.
+    /// The 99th percentile of the SENDs' round trips in microseconds.
     pub latency_p99_us: f64,
     /// Bandwidth in MiB/s that the device's fastest active port claims. `None` if it claims none.
     pub claimed_mib_s: Option<f64>,
@@ -92,8 +93,8 @@ pub struct Rates {
     pub bytes: u32,
     /// Number of operations in flight.
     pub in_flight: u32,
-    /// Without calls. `None` if there is no such connection, or no memory for transfers of this
-    /// length.
+    /// Transfers without calls. `None` if there is no connection without calls, or no memory for
+    /// transfers of this length.
     pub bare_per_s: Option<f64>,
     /// Calls over the fast path.
     pub fast_per_s: Option<f64>,
@@ -132,9 +133,9 @@ pub struct Refused {
 pub struct Measured {
     /// Number of timed calls, with 64 bytes in each direction.
     pub calls: u32,
-    /// Their median round trip in microseconds.
+    /// The median round trip of the calls in microseconds.
     pub latency_median_us: f64,
-    /// The 99th percentile of their round trips in microseconds.
+    /// The 99th percentile of the calls' round trips in microseconds.
     pub latency_p99_us: f64,
     /// Throughput to the server in MiB/s, in messages of 1 MiB, four at a time.
     pub upload_mib_s: f64,

@@ -69,7 +69,7 @@ pub struct Hint {
 pub struct Finding {
     /// The reason code that the transport gives, or would give.
     pub code: ReasonCode,
-    /// Whether it keeps calls on TCP. False if RDMA works despite it.
+    /// Whether the finding keeps calls on TCP. False if RDMA works despite the finding.
     pub blocks: bool,
     /// The device concerned, if any.
     pub device: Option<String>,
@@ -88,7 +88,7 @@ pub struct Cure {
     pub what: String,
     /// A shell command, to be used unchanged. `None` if no command helps.
     pub command: Option<String>,
-    /// Whether root must run it.
+    /// Whether root must run the command.
     pub root: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Settings {
     pub fabrics: Vec<FabricKind>,
     /// The only allowed RDMA device, from `TONIC_RDMA_DEVICE` or the context.
     pub device: Option<String>,
-    /// Whether RDMA is built in, which takes Linux and the feature `verbs`.
+    /// Whether RDMA is built in, which requires Linux and the feature `verbs`.
     pub verbs: bool,
 }
 
@@ -124,7 +124,7 @@ pub struct Host {
     pub runs_in: RunsIn,
     /// The systemd unit, if the process runs in one.
     pub unit: Option<String>,
-    /// Which network namespaces see an RDMA device. `None` if the kernel does not tell.
+    /// Which network namespaces see an RDMA device. `None` if the kernel does not report it.
     pub rdma_namespaces: Option<RdmaNamespaces>,
 }
 
@@ -133,7 +133,7 @@ pub struct Host {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum RdmaNamespaces {
-    /// All namespaces, each with its own network interfaces' GIDs.
+    /// All namespaces. Each namespace sees only the GIDs of its own network interfaces.
     Shared,
     /// Only the namespace that the device was given to.
     Exclusive,
@@ -179,7 +179,7 @@ pub struct Module {
     pub name: String,
     /// Whether it is present.
     pub state: ModuleState,
-    /// Why RDMA needs it.
+    /// Why RDMA needs this part.
     pub purpose: &'static str,
 }
 
@@ -205,9 +205,9 @@ pub struct DeviceFile {
     pub path: String,
     /// The file's RDMA device. `None` for the connection manager's file.
     pub device: Option<String>,
-    /// Whether it exists and this process can open it for reading and writing.
+    /// Whether the file exists and this process can open it for reading and writing.
     pub usable: bool,
-    /// Whether it exists.
+    /// Whether the file exists.
     pub exists: bool,
     /// The error when the file was opened.
     pub error: Option<String>,
@@ -240,11 +240,12 @@ pub struct Device {
     pub ports: Vec<Port>,
     /// Its limits, if it could be queried.
     pub limits: Option<Limits>,
-    /// The steps that were tried on it, in order. Steps that need a failed one are left out.
+    /// The steps that were tried on the device, in order. Steps that need a failed step are left
+    /// out.
     pub steps: Vec<Step>,
-    /// Whether the transport can use it.
+    /// Whether the transport can use the device.
     pub usable: bool,
-    /// The transport's reason why it cannot.
+    /// The transport's reason why it cannot use the device.
     pub reason: Option<Reason>,
 }
 
@@ -280,10 +281,10 @@ pub struct Port {
     pub mtu: Option<u32>,
     /// The kernel's text for the rate, for example `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
-    /// The type of service that the host sets for RoCE connections without one. `None` if the host
-    /// sets none either.
+    /// The type of service that the host sets for RoCE connections whose program sets none. `None`
+    /// if the host sets none either.
     pub traffic_class: Option<u32>,
-    /// Its local identifier on InfiniBand, which the subnet manager assigns. 0 before that.
+    /// Its local identifier on InfiniBand. 0 until the subnet manager has assigned one.
     pub lid: Option<u32>,
     /// Its GIDs, without unused entries.
     pub gids: Vec<Gid>,
@@ -309,7 +310,7 @@ pub struct Gid {
     pub index: u32,
     /// The GID in the form of an IPv6 address.
     pub gid: std::net::Ipv6Addr,
-    /// `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not use it.
+    /// `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not use GIDs.
     pub kind: Option<String>,
     /// The network interface it belongs to.
     pub interface: Option<String>,

@@ -23,10 +23,10 @@ use crate::path::reason::{Reason, ReasonCode};
 /// requests a server's offer, connects, and measures for some seconds: calls over both paths, and
 /// SENDs and WRITEs without calls.
 ///
-/// It works without rdma-core, without the feature `verbs` and on any operating system. Information
-/// that is not available is left empty. It releases everything that it creates, with two exceptions
-/// that channels and servers share: the pools of the [context](Diagnose::context), and the soft
-/// limit of RLIMIT_MEMLOCK, which they raise to the hard limit.
+/// A diagnosis works without rdma-core, without the feature `verbs` and on any operating system.
+/// Information that is not available is left empty. It releases everything that it creates, with
+/// two exceptions that channels and servers share: the pools of the [context](Diagnose::context),
+/// and the soft limit of RLIMIT_MEMLOCK, which the pools raise to the hard limit.
 ///
 /// # Errors
 ///
@@ -61,8 +61,8 @@ pub struct Diagnose {
 }
 
 impl Diagnose {
-    /// Set the context, with the devices and the pool to test. Default is that of the peer's
-    /// endpoint, or else [`Context::global`].
+    /// Set the context, with the devices and the pool to test. The default is the context of the
+    /// peer's endpoint, or else [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.context = Some(context);
         self

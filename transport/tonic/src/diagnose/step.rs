@@ -31,7 +31,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Whether it succeeded.
+    /// Whether the step succeeded.
     pub fn ok(&self) -> bool {
         self.reason.is_none()
     }

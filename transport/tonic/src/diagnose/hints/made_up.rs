@@ -1,4 +1,4 @@
-//! A fake system for tests: a directory with the files that hints are read from.
+//! A fake system for tests: a directory with the files from which hints are derived.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -35,10 +35,10 @@ const SHORT_MTU: u32 = 1024;
 const LONG_INTERFACE: u32 = 4200;
 /// Wake-up time in microseconds that counts as slow, because a small call takes less.
 const SLOW_WAKE: u64 = 50;
-/// Number of a device's interrupts from which their distribution means something.
+/// Minimum number of a device's interrupts for a meaningful distribution over processors.
 const MANY_INTERRUPTS: u64 = 10_000;
-/// Limit of a process's objects on a device that counts as low. A server with 1,000 connections
-/// needs more, because each has a queue pair and some chunks of memory.
+/// A limit below this number of objects of a process on a device counts as low. A server with 1,000
+/// connections needs more, because each has a queue pair and some chunks of memory.
 const FEW_OBJECTS: u64 = 4_000;
 
 /// Settings of the program and its environment that affect hints.
@@ -94,7 +94,7 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
 }
 
 /// The connection manager uses the version that is set in configfs, and otherwise the port's newest
-/// one. configfs has a directory for each device that was asked for there.
+/// version. configfs has a directory only for devices for which somebody created one.
 fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
     const V1: &str = "RoCE v1";
     const V2: &str = "RoCE v2";

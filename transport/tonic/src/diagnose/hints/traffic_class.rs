@@ -3,8 +3,9 @@
 use crate::diagnose::cures::{advice, quoted, root};
 use crate::diagnose::report::{Device, Hint};
 
-/// A hint if connections without a type of service get different ones on different ports, for
-/// example because the host's set-up left out an adapter. `set` says that the connections set one.
+/// A hint if connections that set no type of service get different types on different ports, for
+/// example because the host's set-up left out an adapter. `set` says whether the connections set a
+/// type of service.
 pub(super) fn hint(devices: &[Device], set: bool) -> Option<Hint> {
     let ports = devices.iter().filter(|device| device.transport == "RoCE").flat_map(|device| {
         let active = device.ports.iter().filter(|port| port.is_active());

@@ -58,7 +58,7 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     (diagnosis, facts)
 }
 
-/// Reads the system's state. It tests nothing except whether device files can be opened.
+/// Reads the system's state. The only test is whether device files can be opened.
 pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diagnosis, Facts) {
     let interfaces = sysfs::interfaces(files);
     let diagnosis = Diagnosis {
@@ -103,7 +103,7 @@ fn parent() -> Option<u32> {
     None
 }
 
-/// Runs work that may block on its own thread, with a time limit.
+/// Runs work that may block. The work gets a separate thread and a time limit.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, FabricError> {
@@ -118,7 +118,7 @@ async fn off_thread<T: Send + 'static>(
     }
 }
 
-/// The libraries that were found, and their version. The file name ends with rdma-core's version,
+/// The libraries that were found, and rdma-core's version, with which a library's file name ends,
 /// as in `libibverbs.so.1.14.44.0`.
 fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
@@ -307,8 +307,8 @@ fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
     trial.steps.iter().map(one).collect()
 }
 
-/// Whether the transport would use RDMA, by its own decisions as client and server, and by the
-/// tested connections.
+/// Decides whether the transport would use RDMA, from its own decisions as client and server and
+/// from the tested connections.
 async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
     if request.policy() == Policy::Off {
         return Err(Reason::new(ReasonCode::Policy, request.off()));

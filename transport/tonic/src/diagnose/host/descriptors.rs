@@ -4,7 +4,8 @@ use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::DescriptorsReport;
 use crate::server::{DESCRIPTORS, MAX_CONNECTIONS};
 
-/// The limit of this process, and how many descriptors it uses. `None` if `/proc` does not tell.
+/// This process's limit on descriptors, and the number that it uses. `None` if `/proc` does not
+/// contain the limit.
 pub(in crate::diagnose) fn descriptors(files: &SystemFiles) -> Option<DescriptorsReport> {
     // `Max open files            1024                 524288               files`
     let limits = files.read("/proc/self/limits")?;

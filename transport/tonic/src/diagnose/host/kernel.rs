@@ -54,7 +54,7 @@ fn os_release(files: &SystemFiles, key: &str) -> Option<String> {
     Some(value.trim_matches(['"', '\'']).to_owned())
 }
 
-/// `rdma system set` changes the parameter as well.
+/// Reads a parameter of the module ib_core, which `rdma system set` also changes.
 fn rdma_namespaces(files: &SystemFiles) -> Option<RdmaNamespaces> {
     match files.read("/sys/module/ib_core/parameters/netns_mode")?.as_str() {
         "Y" | "1" => Some(RdmaNamespaces::Shared),
@@ -88,8 +88,8 @@ fn marked(files: &SystemFiles) -> bool {
     files.exists("/.dockerenv") || files.exists("/run/.containerenv")
 }
 
-/// Whether the root is a disk's file system. A virtual machine that was built from a container
-/// image keeps the engine's files.
+/// Whether the root file system is on a disk, as in a virtual machine. A virtual machine that was
+/// built from a container image still has the engine's marker files.
 fn on_a_disk(files: &SystemFiles) -> bool {
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
     // 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -126,15 +126,15 @@ pub(in crate::diagnose) fn modules(files: &SystemFiles) -> Vec<Module> {
 /// Drivers that the running kernel has, whether loaded or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Loadable {
-    /// Whether the kernel's module directory is visible. Without it nothing is known, and no module
-    /// can be loaded from here.
+    /// Whether the kernel's module directory is visible. Without the directory the drivers are
+    /// unknown, and no module can be loaded from here.
     pub(in crate::diagnose) known: bool,
-    /// Those of [`DRIVERS`] that are built in or exist as a file.
+    /// The names in [`DRIVERS`] of drivers that are built in or exist as a file.
     pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
-/// Directories for RDMA drivers below a kernel's module directory, for its own and for added
-/// modules.
+/// Directories for RDMA drivers below a kernel's module directory, for the kernel's own modules and
+/// for added ones.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
 /// Maximum depth of the directory walk.
 const DEPTH: usize = 6;
@@ -170,7 +170,7 @@ fn modules_below(files: &SystemFiles, dir: &str, depth: usize, there: &mut Vec<S
     }
 }
 
-/// The connection manager's file, and each device's.
+/// The connection manager's file, and the file of each device.
 pub(in crate::diagnose) fn files(files: &SystemFiles) -> Vec<DeviceFile> {
     let file = |path: String, device: Option<String>| {
         let opened = files.try_open(&path);

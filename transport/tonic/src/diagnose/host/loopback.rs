@@ -116,7 +116,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
         return Err(Reason::new(ReasonCode::PoolExhausted, "all landing memory is in use"));
     };
     server.share(landing.rkey()).map_err(lost)?;
-    // The memory after the SEND slots.
+    // The WRITE reads the memory after the SEND slots.
     let offset = (config().send_slots * config().slot_size) as usize;
     let payload = fill(client, offset, BULK)?;
     let src = WriteSource::Staged { offset, len: BULK };

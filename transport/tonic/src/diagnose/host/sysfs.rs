@@ -85,7 +85,7 @@ fn port(files: &SystemFiles, device: &str, number_of_port: u32, is_iwarp: bool) 
         let kind = read(&format!("gid_attrs/types/{name}")).filter(|_| !is_iwarp).map(|kind| {
             match kind.as_str() {
                 "RoCE v2" => "RoCE v2",
-                // The kernel uses one term for both.
+                // The kernel uses this term for InfiniBand and for RoCE v1.
                 "IB/RoCE v1" if read("link_layer").as_deref() == Some("Ethernet") => "RoCE v1",
                 _ => "InfiniBand",
             }

@@ -1,5 +1,5 @@
-//! Reads /proc, /sys and /dev, and relies on none of it. Missing, unreadable or malformed content
-//! is `None`.
+//! Reads /proc, /sys and /dev, whose content is never required. Missing, unreadable or malformed
+//! content gives `None`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -21,7 +21,7 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
-/// Why a server gave a ticket for calls instead.
+/// The reason to report if the server's ticket is for calls and not for a bare connection.
 const NOT_SERVED: &str = "the server does not serve them: its program turns them on with the \
                           feature `measure` and Server::measuring(true)";
 
@@ -35,8 +35,8 @@ pub(in crate::diagnose) struct BareWay {
 }
 
 impl BareWay {
-    /// Opens a bare connection along the first rail of the channel's path. The error says why that
-    /// failed.
+    /// Opens a bare connection along the first rail of the channel's path. The error says why the
+    /// connection could not be opened.
     pub(in crate::diagnose) async fn open(
         request: &Request,
         endpoint: &Endpoint,

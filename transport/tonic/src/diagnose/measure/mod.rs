@@ -1,5 +1,5 @@
 //! A short measurement of each way to a server, in alternating rounds, so that other load affects
-//! all in the same way.
+//! all ways equally.
 //!
 //! | file | what |
 //! |---|---|
@@ -38,10 +38,10 @@ use crate::endpoint::Endpoint;
 const BUDGET: Duration = Duration::from_secs(1);
 /// Time limit of the rounds. A network that needs longer is not worth comparing.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of the rows. They begin with short transfers, and a network that loses packets gets
-/// no further.
+/// Time limit of the rows. Short transfers come first. A network that loses packets reaches this
+/// limit before the long ones.
 const ROWS_LIMIT: Duration = Duration::from_secs(15);
-/// Minimum duration of a row for each way. On a network where one transfer takes longer, one is
+/// Minimum duration of a row for each way. If one transfer takes longer, only this transfer is
 /// measured.
 const ROW: Duration = Duration::from_millis(20);
 const ROWS: [Row; 14] = [
@@ -180,7 +180,7 @@ async fn rate(way: Option<&mut impl Mover>, row: Row) -> Result<Option<f64>, Str
         if took >= ROW {
             return Ok(Some(count as f64 / took.as_secs_f64()));
         }
-        // The number that takes this long, with a margin.
+        // The number of operations that take `ROW`, with a margin.
         let wanted = ROW.as_secs_f64() * 1.2 / took.as_secs_f64().max(1e-6);
         count = (count as f64 * wanted.clamp(2.0, 16.0)) as usize;
     }

@@ -1,4 +1,4 @@
-//! Replaces SENDs and WRITEs without calls in a build without the feature.
+//! Replaces SENDs and WRITEs without calls in a build without the feature `measure`.
 
 use std::convert::Infallible;
 

@@ -6,7 +6,7 @@ use crate::diagnose::peer_report::Direction;
 
 /// Number of timed round trips per round.
 pub(super) const CALLS: usize = 25;
-/// Payload of such a round trip in bytes, in each direction.
+/// Payload of a timed round trip in bytes, in each direction.
 pub(super) const SMALL: usize = 64;
 
 /// A transfer to measure over each way.

@@ -17,7 +17,7 @@ use crate::diagnose::peer_report::{Direction, Measured};
 /// time.
 const MESSAGES: usize = 8;
 const AT_ONCE: usize = 4;
-/// Size of such a message in bytes.
+/// Size of each of these messages in bytes.
 const BULK: usize = MAX_PROBE;
 
 /// A path to measure.
