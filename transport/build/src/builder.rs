@@ -79,14 +79,14 @@ impl From<tonic_prost_build::Builder> for Builder {
 impl Builder {
     /// Only the `bytes` fields that match one of these paths are `Bytes`, as with
     /// [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which are copied. Without a
-    /// call, all are `Bytes`.
+    /// call, all `bytes` fields are `Bytes`.
     pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }
 
     /// All `bytes` fields are `Vec<u8>`, as with tonic-prost-build, so that existing code with such
-    /// messages compiles. They are copied once more at each end than `Bytes` would be. From here,
-    /// convert field by field with [`bytes`](Self::bytes).
+    /// messages compiles. Each end copies these fields once more than `Bytes` fields. To convert
+    /// field by field later, use [`bytes`](Self::bytes).
     pub fn bytes_as_vec(self) -> Self {
         Builder { bytes_named: true, ..self }
     }

@@ -2,9 +2,9 @@
 //!
 //! tonic-prost-build does the work, and this crate changes three of its choices. The stubs use
 //! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields. These fields have the type
-//! `Bytes`. The clients' `connect` makes a `tonic_rdma::Channel`, whereas that of tonic-prost-build
-//! stays on TCP. [`Builder`] has the methods of [`tonic_prost_build::Builder`], which set all other
-//! choices.
+//! `Bytes`. The clients' `connect` makes a `tonic_rdma::Channel`, whereas the `connect` of
+//! tonic-prost-build makes a channel that uses only TCP. [`Builder`] has the methods of
+//! [`tonic_prost_build::Builder`], which set all other choices.
 //!
 //! ```no_run
 //! fn main() -> std::io::Result<()> {
@@ -31,7 +31,7 @@ pub fn configure() -> Builder {
     Builder::from(tonic_prost_build::configure())
 }
 
-/// Generates the stubs of one `.proto` file into `OUT_DIR`. It may import files from its own
+/// Generates the stubs of one `.proto` file into `OUT_DIR`. The file may import files from its own
 /// folder.
 ///
 /// # Errors

@@ -27,11 +27,11 @@
 //! # Who may read it
 //!
 //! The list tells whoever can call the service about **other clients**: their addresses and process
-//! IDs, when they connected, how much they call and transfer, and why they use TCP. It also tells
-//! the names that the program gives, and this host's devices and addresses. It contains no payload,
-//! no metadata and no keys. Nobody can change anything by it.
+//! IDs, when they connected, how much they call and transfer, and why they use TCP. The list also
+//! discloses the names that the program gives, and this host's devices and addresses. The list
+//! contains no payload, no metadata and no keys. Nobody can change anything through the service.
 //!
-//! So serve it on an address that only operators reach, as above, or behind an interceptor:
+//! So serve the list on an address that only operators reach, as above, or behind an interceptor:
 //!
 //! ```
 //! use tonic::service::interceptor::InterceptedService;
@@ -52,8 +52,8 @@
 //! # Cost
 //!
 //! Calls do nothing for the list. A connection has an entry from its beginning to its end. An
-//! answer has at most [`MAX_RESULTS`] entries. The service locks each fast-path connection in it
-//! while it reads some numbers.
+//! answer has at most [`MAX_RESULTS`] entries. The service locks each fast-path connection of the
+//! answer while it reads some numbers.
 
 #![forbid(unsafe_code)]
 
@@ -84,8 +84,8 @@ const MAX_DETAIL: usize = 512;
 
 /// The channels and servers that a program lists. Clones share the list.
 ///
-/// An entry keeps neither its channel nor its server. It is gone once the channel is closed, or the
-/// builder is dropped and its servers have ended.
+/// An entry keeps neither its channel nor its server. The entry disappears once the channel is
+/// closed, or the builder is dropped and its servers have ended.
 #[derive(Clone, Debug, Default)]
 pub struct Channelz(Arc<Mutex<Owners>>);
 
@@ -95,7 +95,7 @@ struct Owners {
     entries: Vec<Listed>,
     /// The last id.
     last: u64,
-    /// Number of entries at which ended ones are looked for.
+    /// Number of entries at which the next search for ended entries begins.
     sweep_at: usize,
 }
 
@@ -186,7 +186,7 @@ impl pb::channelz_server::Channelz for Channelz {
             let from = owners.entries.partition_point(|entry| entry.id <= after);
             owners.entries[from..].to_vec()
         };
-        // One more than asked for tells whether it is the end.
+        // One entry more than requested shows whether the list ends here.
         let most = limit(max_results);
         let mut found: Vec<_> = entries.iter().filter_map(owner).take(most + 1).collect();
         let end = found.len() <= most;
@@ -290,7 +290,7 @@ fn why(reason: &tonic_rdma::Reason) -> pb::Reason {
     }
 }
 
-/// The first `most` bytes of `text`, or less to end at a character.
+/// The first `most` bytes of `text`, or fewer, so that no character is cut.
 fn beginning(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]

@@ -1,4 +1,4 @@
-//! `tonic-rdma-doctor` tells whether this host's calls would use RDMA, and otherwise why not.
+//! `tonic-rdma-doctor` reports whether this host's calls would use RDMA, and otherwise why not.
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;

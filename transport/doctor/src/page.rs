@@ -37,7 +37,7 @@ impl Page<'_> {
         writeln!(self.out, "{text}")
     }
 
-    /// The last line.
+    /// Writes the last line.
     pub(crate) fn end(&mut self, text: fmt::Arguments<'_>) -> fmt::Result {
         write!(self.out, "\n{text}")
     }

@@ -42,7 +42,8 @@ pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     verdict(page, found)
 }
 
-/// Adds hints about the program's own code, which the examination of a host cannot find.
+/// Adds hints about mistakes in the program's own code, because an examination of the host cannot
+/// find them.
 fn own_code(page: &mut Page<'_>) -> fmt::Result {
     page.line(format_args!(
         "\nA program that still stays on TCP makes tonic's own channel. Look in its code for\n  \
@@ -278,7 +279,7 @@ fn hints(page: &mut Page<'_>, hints: &[Hint]) -> fmt::Result {
 fn cure(page: &mut Page<'_>, cure: &Cure) -> fmt::Result {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
-        // Unmodified, because the user copies it.
+        // The command is printed unmodified, because the user copies it.
         Some(command) => {
             page.line(format_args!("    - {}{who}:\n        {}", shown(&cure.what), shown(command)))
         }

@@ -1,6 +1,7 @@
-//! A replacement for tonic's crate of this name, for stubs that dependencies have generated. It has
-//! the same interface, with the codec of [tonic-rdma](https://docs.rs/tonic-rdma). Over tonic-rdma
-//! those stubs do not copy `bytes` fields. Over any other transport they work as before.
+//! A replacement for tonic's crate of this name, for stubs that dependencies have generated. The
+//! replacement has the same interface, with the codec of [tonic-rdma](https://docs.rs/tonic-rdma).
+//! Over tonic-rdma those stubs do not copy `bytes` fields. Over any other transport they work as
+//! before.
 //!
 //! ```toml
 //! [patch.crates-io]

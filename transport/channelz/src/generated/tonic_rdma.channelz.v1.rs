@@ -28,7 +28,7 @@ pub struct Owner {
     /// The path that a call would take now: "tcp", "shm" or "verbs". Empty for a server.
     #[prost(string, tag = "4")]
     pub path: ::prost::alloc::string::String,
-    /// Why that is TCP. Absent on a fast path, and for a server.
+    /// The reason why the path is TCP. Absent on a fast path, and for a server.
     #[prost(message, optional, tag = "5")]
     pub reason: ::core::option::Option<Reason>,
     /// Calls begun, by path, since the owner was made.
@@ -282,7 +282,7 @@ pub mod channelz_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// The open connections of one of them. NOT_FOUND if it has ended.
+        /// The open connections of a channel or server. NOT_FOUND if the channel or server has ended.
         pub async fn list_connections(
             &mut self,
             request: impl tonic::IntoRequest<super::ListConnectionsRequest>,
@@ -332,7 +332,7 @@ pub mod channelz_server {
             tonic::Response<super::ListOwnersResponse>,
             tonic::Status,
         >;
-        /// The open connections of one of them. NOT_FOUND if it has ended.
+        /// The open connections of a channel or server. NOT_FOUND if the channel or server has ended.
         async fn list_connections(
             &self,
             request: tonic::Request<super::ListConnectionsRequest>,
