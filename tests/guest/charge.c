@@ -1,16 +1,16 @@
 /* Pins memory for each queue pair, as the drivers of adapters do. CHARGE_HOLD may name a file with
  * the name of a call (`create`, `destroy`, or `init`, `rtr` and `rts` for a change to that state)
  * and a number. Then that many such calls pass, and the next one waits as long as the file exists.
- * It says so by a file with `.held` appended to the name. If CHARGE_LIMIT names a file, a queue
- * pair that would take more than the number of bytes in it is refused, as if memory were scarce.
- * If CHARGE_MTU names a file, the answer to a connect request carries the number in it behind its
- * private data, where a path MTU belongs. Loaded first (LD_PRELOAD):
+ * The library shows the wait by a file with `.held` appended to the name. If CHARGE_LIMIT names a
+ * file with a number of bytes, a queue pair that needs more is refused, as if memory were scarce.
+ * If CHARGE_MTU names a file with a number, the answer to a connect request carries this number
+ * behind its private data, where a path MTU belongs. Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
- * librdmacm finds ibv_create_qp, ibv_modify_qp and ibv_destroy_qp here, as in any library that was
- * loaded before libibverbs; the bindings ask dlvsym for them and for rdma_accept, which is here as
- * well.
+ * librdmacm finds ibv_create_qp, ibv_modify_qp and ibv_destroy_qp in this library, as in any
+ * library that was loaded before libibverbs. The bindings ask dlvsym for these functions and for
+ * rdma_accept, which this library also has.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,7 +38,7 @@ struct conn_param {
     uint8_t private_data_len;
     uint8_t rest[15];
 };
-/* Length of the private data, behind which a path MTU stands. */
+/* Length of the private data. A path MTU follows it. */
 #define PRIVATE_DATA 56
 
 struct charge {
@@ -85,9 +85,9 @@ static size_t power_of_two(size_t n) {
 
 static size_t rounded(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes that the queues of a queue pair take, by a reading of the driver of ConnectX (mlx5): a work
- * request is a control segment, an address and either a segment or what is inline, in blocks of 64.
- * Queues are powers of two, and a page is for the doorbell. */
+/* Bytes that the queues of a queue pair take, according to the source of ConnectX's driver (mlx5).
+ * A work request is a control segment, an address and either a segment or the inline data, in
+ * blocks of 64 bytes. Queues are powers of two, and the doorbell takes a page. */
 static size_t bytes_of(const struct init_attr *attr) {
     size_t payload = rounded(4 + attr->max_inline_data, 16);
     size_t request = rounded(32 + (payload > 16 ? payload : 16), 64);

@@ -1,7 +1,8 @@
 // For LD_PRELOAD: gettimeofday(2) by the processor's time-stamp counter.
 //
-// perftest measures how fast that counter is by calls of gettimeofday, and gives up ("inf") if the
-// two do not agree well. In the guest such a call takes microseconds, and sometimes much longer.
+// perftest measures the rate of the time-stamp counter by calls of gettimeofday, and gives up
+// ("inf") if the two do not agree well. In the guest such a call takes microseconds, and sometimes
+// much longer.
 #include <stdint.h>
 #include <sys/time.h>
 #include <time.h>

@@ -8,10 +8,11 @@ use tokio::sync::{Notify, Semaphore};
 
 /// The probe of another process whose handlers take part in this case.
 pub trait RemoteProbe: fmt::Debug + Send + Sync {
-    /// Opens a gate there.
+    /// Opens a gate in the other process.
     fn open(&self, gate: &str);
 
-    /// Returns once every event that happened there before the call has been reported here.
+    /// Returns once this process has received every event that happened in the other process before
+    /// the call.
     fn sync(&self);
 }
 

@@ -130,12 +130,12 @@ impl Process {
         ProcessResources::of(&self.id())
     }
 
-    /// The number of lines on its standard error that contain this text.
+    /// The number of lines on the child's standard error that contain this text.
     pub fn stderr_lines_with(&self, text: &str) -> usize {
         self.stderr_text.lock().unwrap().lines().filter(|line| line.contains(text)).count()
     }
 
-    /// Kills it with SIGKILL.
+    /// Kills the child with SIGKILL.
     ///
     /// # Panics
     /// The child has ended before.

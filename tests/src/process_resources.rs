@@ -73,8 +73,8 @@ impl ProcessResources {
 pub struct LeakCheck(Option<ProcessResources>);
 
 impl LeakCheck {
-    /// The first call records the resources at rest as the baseline. Later ones wait until the
-    /// process has returned to it. `after` is the number of faults so far.
+    /// The first call records the resources at rest as the baseline. Later calls wait until the
+    /// process has returned to the baseline. `after` is the number of faults so far.
     ///
     /// # Panics
     /// The process holds more than the baseline for longer than [`LIMIT`](crate::load::LIMIT).

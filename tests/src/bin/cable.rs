@@ -1,8 +1,8 @@
 //! `cable FOLDER` is a network cable between two guests, which connect to its ends as `FOLDER/a`
 //! and `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it. With several
-//! folders, the ends of all are joined as by a hub: a frame from one of them goes to all others.
+//! folders, all ends are joined as by a hub: a frame from one end goes to all other ends.
 //!
-//! It carries frames in both directions, in order, and loses none by itself. While a file
+//! The cable carries frames in both directions, in order, and loses none by itself. While a file
 //! `FOLDER/cut` exists, it carries none. While a file `FOLDER/rtu` exists, it drops the messages
 //! that tell the passive end of an InfiniBand connection that it is established (READY TO USE), and
 //! writes a byte to the file for each.
@@ -22,7 +22,7 @@ use rustix::net::{
 };
 
 /// Maximum number of frames that wait for a guest. Guests read and write on one thread, so a cable
-/// that stopped reading could block both for ever. Frames beyond this are lost.
+/// that stopped reading could block both for ever. Frames beyond this number are lost.
 const QUEUE: usize = 8192;
 
 fn main() {

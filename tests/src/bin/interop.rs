@@ -140,11 +140,11 @@ async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std
     let Err(status) = client.unary(late).await else {
         return Err("the deadline should have passed".into());
     };
-    // The server may notice it first.
+    // The server may notice the deadline first.
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     client.unary(steps(SAW_END, [])).await?;
 
-    // Dropped while the server works on it.
+    // This call is dropped while the server works on it.
     let dropped = client.unary(before(HANGS, [hang()]));
     assert!(tokio::time::timeout(Duration::from_millis(200), dropped).await.is_err());
     client.unary(steps(SAW_END, [])).await?;
@@ -152,7 +152,7 @@ async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std
     Ok(())
 }
 
-/// The id of scripts that the other language's server does not end. It does not answer `SAW_END`
-/// before it has seen the end of such a call.
+/// The id of scripts that the other language's server does not end. It answers `SAW_END` only after
+/// it has seen the end of a call with this id.
 const HANGS: &str = "never answered";
 const SAW_END: &str = "wait for a cancelled call";

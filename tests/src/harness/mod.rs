@@ -1,11 +1,11 @@
 //! A server and its clients over one fabric.
 //!
 //! - [`TestEnv`]: the environment of a case
-//! - [`server`]: a server, in this process or in a process of its own
+//! - [`server`]: a server, in this process or in a separate process
 //! - [`remote`], [`remote_child`]: the two ends of the protocol with a server's process
 //! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile their text twice, against
-//!   `tonic::transport` and against `tonic_rdma`. That both compile is itself a test, because the
-//!   builders have the same names.
+//!   `tonic::transport` and against `tonic_rdma`. Compiling both is itself a test that the builders
+//!   have the same names.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,11 +103,11 @@ pub type Client = ConformanceClient<AnyChannel>;
 /// Time limit for the return of closed connections' memory, which usually takes milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a client waits for a fast path that it requires. It is long enough that a slow one does
-/// not count as missing.
+/// How long a client waits for a fast path that it requires. The time is long enough that a slow
+/// path does not count as missing.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for cases that end the fast path for good: some hundred times the time of a connection
-/// attempt in the guest.
+/// The same limit for cases that end the fast path for good. It is some hundred times the time of a
+/// connection attempt in the guest.
 const SHORT_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The environment of one case over one fabric.
@@ -143,7 +143,7 @@ impl Contexts {
             // Only the tonic-rdma end has a fast path. The stock end has none.
             Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
-            // The default of every program: one pool for each process.
+            // Every program has this default: one pool for each process.
             Fabric::Verbs => {
                 let both = Context::global();
                 return Some(Self { server: both.clone(), client: both, few: build_few() });
@@ -237,7 +237,7 @@ impl TestEnv {
         }
     }
 
-    /// A server of the scripted service alone, in a process of its own if the fabric requires it.
+    /// A server of the scripted service alone, in a separate process if the fabric requires it.
     pub async fn server(&self) -> Server {
         match self.fabric {
             Fabric::ShmTwo => {

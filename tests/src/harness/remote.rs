@@ -1,4 +1,4 @@
-//! A server of the scripted service in a process of its own: this program, executed again.
+//! A server of the scripted service in a separate process, which executes this program again.
 //!
 //! Lines on the child's stdin and stdout replace the state that a test otherwise shares with its
 //! handlers:

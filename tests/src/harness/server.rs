@@ -47,7 +47,7 @@ enum Running {
 }
 
 impl Server {
-    /// A server that runs in a process of its own and listens at `addr`.
+    /// A server that runs in a separate process and listens at `addr`.
     pub(super) fn remote(addr: SocketAddr, remote: Remote) -> Self {
         Self { addr, running: Running::Remote(remote) }
     }
@@ -80,7 +80,7 @@ impl Server {
         }
     }
 
-    /// The server's process, if it has one of its own.
+    /// The server's process, if it is a separate one.
     pub fn process(&self) -> Option<Remote> {
         match &self.running {
             Running::InProcess { .. } => None,

@@ -1,8 +1,8 @@
 //! The client of the interoperability tests: the cases.
 //!
-//! Some cases of the description are left out. Those of compression need a server that sees whether
-//! a message was compressed. Those of authentication need accounts of Google's. Some run for a long
-//! time. And in `timeout_on_sleeping_server` the server sends the response's head before it sleeps,
+//! Some cases of the description are left out. Compression cases need a server that sees whether a
+//! message was compressed. Authentication cases need Google accounts. Some cases run for a long
+//! time. In `timeout_on_sleeping_server` the server sends the response's head before it sleeps,
 //! which ends a tonic client's deadline.
 
 use tokio::sync::mpsc;
@@ -138,7 +138,7 @@ async fn custom_metadata(mut client: Client) {
     let trailing = |metadata: &MetadataMap| {
         assert_eq!(metadata.get_bin(ECHO_TRAILING).unwrap().to_bytes().unwrap(), TRAILING);
     };
-    // A stub of unary calls gives initial and trailing metadata as one.
+    // A stub of unary calls returns initial and trailing metadata in one map.
     let response = client.unary_call(with(large())).await.unwrap();
     initial(response.metadata());
     trailing(response.metadata());
