@@ -43,7 +43,7 @@ impl Client {
     /// |---|---|
     /// | `plain` | tonic's codec |
     /// | `require` | the fast path is required |
-    /// | `small-pool`, `no-memfd`, `no-fstatfs` | as for a server |
+    /// | `small-pool`, `no-memfd`, `no-fstatfs`, `no-unix-sockets` | as for a server |
     pub async fn start(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
         let mut client = Self::begin(server, fabric, wrapper, options);
         assert_eq!(client.answer().await, "up");

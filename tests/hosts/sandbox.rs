@@ -34,6 +34,15 @@ pub async fn without_memory_files(fabric: Fabric) {
     }
 }
 
+pub async fn without_unix_sockets(fabric: Fabric) {
+    let path = if fabric == Fabric::Shm { "tcp (" } else { own_path(fabric) };
+    let [of_server, of_client] = either_end(fabric, "no-unix-sockets", path).await;
+    if fabric == Fabric::Shm {
+        assert!(of_server.contains("peer: no-shared-memory"), "{of_server}");
+        assert!(of_client.contains("(no-shared-memory"), "{of_client}");
+    }
+}
+
 pub async fn without_fstatfs(fabric: Fabric) {
     either_end(fabric, "no-fstatfs", own_path(fabric)).await;
 }

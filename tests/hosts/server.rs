@@ -12,7 +12,7 @@ use tonic::service::InterceptorLayer;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Status};
 use tonic_rdma::{Context, Policy, PoolConfig};
-use tonic_rdma_memory::test_util::process::{FSTATFS, MEMFD_CREATE, forbid};
+use tonic_rdma_memory::test_util::process::{FSTATFS, MEMFD_CREATE, forbid, forbid_unix_sockets};
 use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::fabric::{Fabric, bind_ip};
 use tonic_rdma_tests::probe::Probe;
@@ -48,7 +48,7 @@ impl Server {
     /// | `small-pool` | 64 MiB, of which connections have little before they need it |
     /// | `ages` | connections end once they are older than [`AGE`] |
     /// | `default-limits` | tonic's limits on the lengths of messages |
-    /// | `no-memfd`, `no-fstatfs` | a filter forbids the system call |
+    /// | `no-memfd`, `no-fstatfs`, `no-unix-sockets` | a filter forbids the system call |
     pub async fn start(fabric: Fabric, wrapper: &str, options: &str) -> Self {
         let ip = bind_ip().unwrap();
         let at = SocketAddr::new(ip, fixed_port(ip, &mut SmallRng::from_os_rng()));
@@ -85,6 +85,9 @@ pub fn prepare(options: &[&str]) -> Context {
     let forbidden = [("no-memfd", MEMFD_CREATE), ("no-fstatfs", FSTATFS)];
     for (_, call) in forbidden.into_iter().filter(|(option, _)| options.contains(option)) {
         forbid(call).unwrap();
+    }
+    if options.contains(&"no-unix-sockets") {
+        forbid_unix_sockets().unwrap();
     }
     // glibc allocates blocks of up to this length from the threads' reserved address space once one
     // of them has been freed. So the heap keeps its room when a limit is lowered.

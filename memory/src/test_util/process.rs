@@ -91,16 +91,38 @@ pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
 /// # Errors
 /// The errors of prctl(2).
 pub fn forbid(call: libc::c_long) -> io::Result<()> {
+    filter(call, None, libc::EPERM)
+}
+
+/// Makes socket(2) for Unix sockets fail with EAFNOSUPPORT in this thread and in threads that it
+/// starts, as RestrictAddressFamilies of systemd does.
+///
+/// # Errors
+/// The errors of prctl(2).
+pub fn forbid_unix_sockets() -> io::Result<()> {
+    filter(libc::SYS_socket, Some(libc::AF_UNIX), libc::EAFNOSUPPORT)
+}
+
+/// Makes a system call fail with `errno`, if its first argument is `first`.
+fn filter(call: libc::c_long, first: Option<i32>, errno: i32) -> io::Result<()> {
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let number = u32::try_from(call).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let mut steps = [
-        // The number is the first field of seccomp_data.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number),
-        step(libc::BPF_RET | libc::BPF_K, 0, refused),
-        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    let refused = libc::SECCOMP_RET_ERRNO | errno as u32;
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let unless = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    // In seccomp_data the number of the call is the first field, and the arguments begin at byte
+    // 16. An argument has 8 bytes, of which the lower 4 come first on little-endian systems.
+    let mut steps = vec![step(load, 0, 0)];
+    match first {
+        None => steps.push(step(unless, 1, number)),
+        Some(first) => steps.extend([
+            step(unless, 3, number),
+            step(load, 0, 16),
+            step(unless, 1, first as u32),
+        ]),
+    }
+    steps.push(step(libc::BPF_RET | libc::BPF_K, 0, refused));
+    steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     let filter = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
     // SAFETY: the program is valid and the kernel copies it; the other arguments are numbers.

@@ -9,7 +9,7 @@ use tonic_rdma_memory::Pool;
 
 use crate::addr::{Addr, ShmAddr};
 use crate::control_block::ControlBlock;
-use crate::error::{ConnectError, ConnectStep};
+use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
 use crate::shm::context::DeviceContext;
@@ -67,6 +67,10 @@ async fn attempt(
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(ConnectError::Refused { addr: addr.clone().into() });
+            }
+            Err(error) if is_forbidden(&error) => {
+                let (what, source) = ("no socket to connect with", Arc::new(error));
+                return Err(FabricError::Shm { what, source }.into());
             }
             Err(error) => return Err(failed(error)),
         }
@@ -187,4 +191,10 @@ async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
             Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to RING that makes no sense"))
         }
     }
+}
+
+/// Whether a sandbox forbids Unix sockets.
+fn is_forbidden(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+        || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }

@@ -31,6 +31,8 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         }
         FabricError::Forked => ReasonCode::Forked,
         FabricError::MemoryFile { source, .. } => memory_file(source),
+        FabricError::Shm { source, .. } if is_process_limit(source) => ReasonCode::ProcessLimit,
+        FabricError::Shm { .. } => ReasonCode::NoSharedMemory,
         // A device that refuses any other call is as unusable as a device without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };

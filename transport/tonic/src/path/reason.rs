@@ -59,6 +59,9 @@ pub enum ReasonCode {
     /// One end may not create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
     /// system call filter forbids memfd_create(2).
     MemoryFiles,
+    /// The system lets one end share no memory: the boot ID in /proc cannot be read, or Unix
+    /// sockets are forbidden.
+    NoSharedMemory,
     /// RDMA belongs to this process's parent, which used RDMA before it forked.
     Forked,
     /// RDMA is not available on this operating system.
@@ -82,7 +85,7 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 28] = [
+    pub const ALL: [ReasonCode; 29] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::OfferIntercepted,
@@ -103,6 +106,7 @@ impl ReasonCode {
         Self::NotEncrypted,
         Self::PoolExhausted,
         Self::MemoryFiles,
+        Self::NoSharedMemory,
         Self::Forked,
         Self::Platform,
         Self::Pending,
@@ -136,6 +140,7 @@ impl ReasonCode {
             Self::NotEncrypted => "not-encrypted",
             Self::PoolExhausted => "pool-exhausted",
             Self::MemoryFiles => "memory-files",
+            Self::NoSharedMemory => "no-shared-memory",
             Self::Forked => "forked",
             Self::Platform => "platform",
             Self::Pending => "pending",
@@ -181,6 +186,7 @@ impl ReasonCode {
             | Self::NotEncrypted
             | Self::LargePacketsLost
             | Self::MemoryFiles
+            | Self::NoSharedMemory
             | Self::Forked
             | Self::Platform => false,
         }
@@ -247,6 +253,10 @@ impl ReasonCode {
             Self::MemoryFiles => {
                 "raise the limit (`ulimit -f unlimited`, LimitFSIZE=infinity in the systemd unit, `docker run --ulimit \
                  fsize=-1`), and let the system call filter (seccomp) allow memfd_create"
+            }
+            Self::NoSharedMemory => {
+                "mount all of /proc (no ProcSubset=pid in the systemd unit), and let the sandbox allow Unix sockets \
+                 (seccomp, RestrictAddressFamilies)"
             }
             Self::Forked => {
                 "fork before the first channel or server uses RDMA, or let the child execute a program"
