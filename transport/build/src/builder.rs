@@ -11,7 +11,7 @@ use crate::channel::Generator;
 /// The settings of the generated code. Create it with [`configure`](crate::configure), or from a
 /// [`tonic_prost_build::Builder`].
 ///
-/// The methods are those of [`tonic_prost_build::Builder`], where they are documented.
+/// The methods are those of [`tonic_prost_build::Builder`], which documents them.
 #[derive(Clone, Debug)]
 pub struct Builder {
     tonic: tonic_prost_build::Builder,

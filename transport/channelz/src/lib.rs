@@ -186,7 +186,7 @@ impl pb::channelz_server::Channelz for Channelz {
             let from = owners.entries.partition_point(|entry| entry.id <= after);
             owners.entries[from..].to_vec()
         };
-        // One entry more than requested shows whether the list ends here.
+        // Takes one entry more than requested, to see whether the list ends here.
         let most = limit(max_results);
         let mut found: Vec<_> = entries.iter().filter_map(owner).take(most + 1).collect();
         let end = found.len() <= most;

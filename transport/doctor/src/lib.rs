@@ -48,8 +48,8 @@ impl<'a> Report<'a> {
         Report { found, width: page::fitting(page::terminal_width()) }
     }
 
-    /// Set the width of tables in columns. It is clamped to 60 to 120, and the terminal's width is
-    /// the default.
+    /// Set the width of tables in columns. The width is clamped to 60 to 120. The default is the
+    /// terminal's width.
     pub fn width(self, columns: u16) -> Self {
         Report { width: page::fitting(Some(columns)), ..self }
     }

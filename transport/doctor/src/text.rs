@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Text from a file, a peer or the environment, made safe for one line of a terminal. Control
-/// characters are escaped, and so are characters that change the direction of text.
+/// characters are escaped, and also characters that change the direction of text.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(pub &'a str);
 

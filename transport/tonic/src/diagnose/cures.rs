@@ -114,9 +114,9 @@ pub(super) fn descriptors(
 
 /// A process limit that is too low.
 struct Raised<'a> {
-    /// Its name for prlimit, pam_limits and Docker.
+    /// The limit's name for prlimit, pam_limits and Docker.
     name: &'a str,
-    /// Its name for systemd.
+    /// The limit's name for systemd.
     directive: &'a str,
     value: u64,
     /// The value in the unit of pam_limits.
@@ -169,7 +169,7 @@ impl Raised<'_> {
     }
 }
 
-/// For a host without a device, because one may exist and belong to another network namespace.
+/// The cures for a host without a device, if each device belongs to one network namespace.
 pub(super) fn other_namespace(host: &Host) -> Vec<Cure> {
     if host.rdma_namespaces != Some(RdmaNamespaces::Exclusive) {
         return Vec::new();

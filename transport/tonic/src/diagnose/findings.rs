@@ -410,7 +410,7 @@ impl Explain<'_> {
         (what, cures)
     }
 
-    /// The interface to use for a software device: the one with most traffic.
+    /// The interface to use for a software device, which is the interface with most traffic.
     fn soft_interface(&self) -> Option<&Interface> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());

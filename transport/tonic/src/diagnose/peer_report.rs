@@ -11,7 +11,7 @@ use crate::path::reason::Reason;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its address, as given.
+    /// The server's address, as given.
     pub uri: String,
     /// The steps from the TCP connection to the RDMA connections, with their durations.
     pub steps: Vec<Step>,
@@ -41,7 +41,7 @@ pub struct Peer {
     /// Rates of the same transfers over each way. Transfers for which there was no time are left
     /// out.
     pub rates: Vec<Rates>,
-    /// Why there is no measurement. `None` if there is one.
+    /// Why there is no measurement. `None` if there is a measurement.
     pub not_measured: Option<String>,
     /// How calls over the fast path failed during the measurement. A program's calls would fail in
     /// the same way. `None` if they succeeded.
@@ -81,8 +81,8 @@ pub enum Direction {
 }
 
 /// Rates of the same transfer over each way, in operations per second: calls, WRITEs, or SENDs
-/// there and back. With one in flight, the difference of their durations is the cost of the layers
-/// in between.
+/// there and back. With one operation in flight, the differences between durations are the costs of
+/// the layers in between.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

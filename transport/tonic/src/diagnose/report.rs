@@ -238,7 +238,7 @@ pub struct Device {
     pub addresses: Vec<IpAddr>,
     /// The device's ports, by number.
     pub ports: Vec<Port>,
-    /// Its limits, if it could be queried.
+    /// The device's limits, if the device could be queried.
     pub limits: Option<Limits>,
     /// The steps that were tried on the device, in order. Steps that need a failed step are left
     /// out.
@@ -340,14 +340,14 @@ pub struct Limits {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum PoolSizeBy {
-    /// The program has set it with [`ContextBuilder::pool`](crate::ContextBuilder::pool).
+    /// The program has set the size with [`ContextBuilder::pool`](crate::ContextBuilder::pool).
     Program,
-    /// The operator has set it with `TONIC_RDMA_POOL`.
+    /// The operator has set the size with `TONIC_RDMA_POOL`.
     Environment,
-    /// It is the default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
+    /// The size is the default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
     Limit,
-    /// It is a sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because
-    /// no limit applies.
+    /// The size is a sixteenth of the memory that this process may use, between 64 MiB and 1 GiB,
+    /// because no limit applies.
     Memory,
 }
 
@@ -358,7 +358,7 @@ pub enum PoolSizeBy {
 pub struct MemlockReport {
     /// The soft limit. `None` means no limit.
     pub soft: Option<u64>,
-    /// The hard limit, up to which the transport raises the soft one. `None` means no limit.
+    /// The hard limit, up to which the transport raises the soft limit. `None` means no limit.
     pub hard: Option<u64>,
     /// Bytes already pinned or locked.
     pub pinned: u64,
@@ -383,7 +383,7 @@ pub struct MemlockReport {
 pub struct DescriptorsReport {
     /// The soft limit, RLIMIT_NOFILE. `None` means no limit.
     pub soft: Option<u64>,
-    /// The hard limit, up to which a process may raise the soft one. `None` means no limit.
+    /// The hard limit, up to which a process may raise the soft limit. `None` means no limit.
     pub hard: Option<u64>,
     /// The number of descriptors in use.
     pub in_use: u64,

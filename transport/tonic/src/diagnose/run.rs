@@ -35,7 +35,7 @@ use crate::path::reason::{Reason, ReasonCode};
 ///
 /// # Cancel safety
 ///
-/// Dropping the future ends the diagnosis. A blocking call into rdma-core ends by itself.
+/// Dropping the future ends the diagnosis. A blocking call into rdma-core runs to its end.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), tonic_rdma::Error> {

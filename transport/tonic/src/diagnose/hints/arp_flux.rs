@@ -14,7 +14,8 @@ const MASK: usize = 7;
 /// A route with these digits has no gateway, or is a default route.
 const NONE: &str = "00000000";
 
-/// A hint if two interfaces of RDMA devices are in one subnet and either answers for both.
+/// A hint if interfaces of RDMA devices are in one subnet and one interface answers for all of
+/// them.
 pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     let routes = files.read("/proc/net/route")?;
     let mut subnets: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
@@ -111,7 +112,7 @@ mod tests {
         let hint = system.hint().unwrap();
         assert!(hint.what.starts_with("eth0 and eth1 are in one subnet"), "{hint:?}");
         assert!(hint.cures[0].command.as_deref().unwrap().contains("arp_ignore=2"), "{hint:?}");
-        // One of them still answers for both.
+        // One interface still answers for both.
         system.file("proc/sys/net/ipv4/conf/eth0/arp_ignore", "1\n");
         assert!(system.hint().is_some());
         system.file("proc/sys/net/ipv4/conf/all/arp_ignore", "2\n");

@@ -11,7 +11,7 @@ pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) families: Vec<String>,
     /// The drivers that the kernel provides, loaded or not.
     pub(in crate::diagnose) loadable: Loadable,
-    /// The process that started this one.
+    /// The process that started this process.
     pub(in crate::diagnose) parent: Option<u32>,
     /// Whether `TONIC_RDMA` is set.
     pub(in crate::diagnose) policy_from_env: bool,

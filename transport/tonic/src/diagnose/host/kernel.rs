@@ -133,8 +133,8 @@ pub(in crate::diagnose) struct Loadable {
     pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
-/// Directories for RDMA drivers below a kernel's module directory, for the kernel's own modules and
-/// for added ones.
+/// Directories for RDMA drivers below a kernel's module directory, for the kernel's own and for
+/// added modules.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
 /// Maximum depth of the directory walk.
 const DEPTH: usize = 6;

@@ -108,7 +108,7 @@ fn port(files: &SystemFiles, device: &str, number_of_port: u32, is_iwarp: bool) 
 }
 
 /// The type of service of connections that set none. NVIDIA's own driver has a file for all queue
-/// pairs (`Global tclass=106`), and the connection manager has one in configfs.
+/// pairs (`Global tclass=106`), and the connection manager has a file in configfs.
 fn traffic_class(files: &SystemFiles, device: &str, port: u32) -> Option<u32> {
     let of_driver = files.read(&format!("{CLASS}/{device}/tc/{port}/traffic_class"));
     let of_driver = of_driver.and_then(|text| {

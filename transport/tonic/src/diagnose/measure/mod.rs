@@ -38,8 +38,8 @@ use crate::endpoint::Endpoint;
 const BUDGET: Duration = Duration::from_secs(1);
 /// Time limit of the rounds. A network that needs longer is not worth comparing.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of the rows. Short transfers come first. A network that loses packets reaches this
-/// limit before the long ones.
+/// Time limit of the rows. Short transfers come first. On a network that loses packets, long
+/// transfers may be left out.
 const ROWS_LIMIT: Duration = Duration::from_secs(15);
 /// Minimum duration of a row for each way. If one transfer takes longer, only this transfer is
 /// measured.
@@ -128,7 +128,7 @@ impl Ways {
         Ok(())
     }
 
-    /// Measures one row after the other, each over every way.
+    /// Measures one row after the other, and each row over every way.
     async fn rows(
         &mut self,
         rates: &mut Vec<Rates>,
