@@ -94,7 +94,7 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
 }
 
 /// The connection manager uses the version that is set in configfs, and otherwise the port's newest
-/// version. configfs has a directory only for a device for which somebody created the directory.
+/// version. A device has a directory in configfs only if somebody created the directory.
 fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
     const V1: &str = "RoCE v1";
     const V2: &str = "RoCE v2";
