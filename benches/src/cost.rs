@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-/// Totals of a process so far. The difference between two values is the usage between them.
+/// The processor time, context switches and page faults of a process so far. The difference between
+/// two values is the usage between the times at which they were read.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time in nanoseconds, user and kernel (`/proc/PID/task/TID/schedstat`).

@@ -130,7 +130,7 @@ impl RemoteServer {
         Ok((server, at))
     }
 
-    /// Totals of the server's process.
+    /// Returns the processor time, context switches and page faults of the server's process so far.
     ///
     /// # Errors
     /// The server or its agent has ended.

@@ -25,7 +25,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// All rounds of one contender in one row.
+/// The results of all rounds of one contender for one row.
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// The variant of the contender.
@@ -108,12 +108,12 @@ impl Cell {
     }
 }
 
-/// All contenders in one row.
+/// The results of all contenders for one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
     /// The row that was measured.
     pub row: Row,
-    /// In the order of [`Variant::all`].
+    /// The results of the variants, in the order of [`Variant::all`].
     pub cells: Vec<Cell>,
 }
 
@@ -147,8 +147,8 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// The figures: the median of each variant, and its ratio to the first contender with the same
-/// allocator.
+/// Returns a table of the figures: the median of each variant, and the ratio of this median to that
+/// of the first contender with the same allocator.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
     let cells = results.first().map_or(&[][..], |r| &r.cells);
@@ -176,8 +176,8 @@ pub fn figures(results: &[RowResult]) -> Table {
     table
 }
 
-/// The costs per call: CPU time of either side in microseconds, context switches, page faults and
-/// system calls. The table also has high percentiles of latencies.
+/// Returns a table of the costs per call: CPU time of either side in microseconds, context
+/// switches, page faults and system calls. The table also has high percentiles of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -229,7 +229,7 @@ pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) 
 pub struct Run {
     /// Program, command line and commit.
     pub origin: Origin,
-    /// The machine on which it ran.
+    /// The machine on which `compare` ran.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,
@@ -251,10 +251,10 @@ struct JsonCell {
     row: String,
     unit: &'static str,
     contender: String,
-    /// Null if the allocator makes no difference.
+    /// The allocator, or null if the allocator makes no difference.
     allocator: Option<String>,
     median: Option<f64>,
-    /// Ratio to the first contender with the same allocator.
+    /// Ratio of the median to that of the first contender with the same allocator.
     ratio: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
@@ -365,7 +365,7 @@ impl Bound {
     /// Fails if the figure violates the bound, or was not measured.
     ///
     /// # Errors
-    /// The bound, and the actual figure.
+    /// The error states the bound and the actual figure.
     pub fn check(&self, results: &[RowResult]) -> anyhow::Result<()> {
         let Self { row, what, at_most, limit } = self;
         let result = results.iter().find(|r| r.row.name() == *row);

@@ -224,8 +224,8 @@ impl Landing {
         self.chunks.iter().filter(|chunk| chunk.bitmap.is_free()).map(|chunk| chunk.bytes()).sum()
     }
 
-    /// The state in which this connection would wait if it found no memory and a chunk of `needed`
-    /// bytes would help.
+    /// Returns the state in which this connection would wait for a chunk of `needed` bytes, and
+    /// updates `is_pending`.
     fn would_wait(&mut self, needed: usize) -> Waiting {
         let is_made = self.is_made(needed);
         self.is_pending = is_made || self.is_freed(needed) || self.is_next(needed);

@@ -13,8 +13,9 @@ pub(crate) struct Budgets {
     control: AtomicUsize,
     /// The bytes of `landing` in chunks that wait for the landing thread to free them.
     pub(crate) freeing: AtomicUsize,
-    /// The sum of the parts. The sum is raised after a part and lowered before a part, so that it
-    /// never exceeds the parts.
+    /// The sum of `send`, `landing` and `control`. An increase is applied first to the part and
+    /// then to the sum, and a decrease first to the sum, so that `total` never exceeds the sum of
+    /// the parts.
     total: AtomicUsize,
     high_water: AtomicUsize,
 }

@@ -9,7 +9,8 @@ use crossbeam_utils::sync::ShardedLock;
 
 use crate::region::Region;
 
-/// A value that keeps a registration alive whose memory does not keep it alive.
+/// A value that keeps a registration alive, for memory whose bytes do not keep their registration
+/// alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// The keys of a region, and the address of its first byte under these keys.
@@ -34,8 +35,8 @@ struct Entry {
 /// The memory of an indexed region.
 #[derive(Debug)]
 enum IndexedMemory {
-    /// Pool memory, whose bytes keep it registered. Send memory has its registrations with further
-    /// devices here.
+    /// Pool memory, whose bytes keep it registered. For send memory, the field refers to its
+    /// registrations with further devices.
     Own(Weak<dyn Any + Send + Sync>),
     /// Application memory, or another pool's memory, with its registration. The bytes do not keep
     /// this registration alive.
@@ -57,7 +58,8 @@ pub(crate) struct Found {
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
 impl Index {
-    /// Adds memory of the pool, with its registrations with further devices if it may have any.
+    /// Adds pool memory. `further` refers to the memory's registrations with further devices, if
+    /// the memory may have any.
     pub(crate) fn insert(&self, region: &Region, further: Weak<dyn Any + Send + Sync>) {
         let (start, end) = (region.start(), region.start() + region.len());
         let (lkey, iova, lend_key) = (region.lkey(), region.iova(), region.lend_key());
@@ -67,8 +69,8 @@ impl Index {
         debug_assert!(is_new, "mapped, and in the index already");
     }
 
-    /// Adds memory that is not the pool's own. Returns false and adds nothing if a part of it is
-    /// known already.
+    /// Adds memory that is not the pool's own. Returns false and adds nothing if a part of the
+    /// memory is already in the index.
     pub(crate) fn insert_foreign(
         &self,
         memory: NonNull<[u8]>,
@@ -90,8 +92,8 @@ impl Index {
         free
     }
 
-    /// Whether a part of the memory that is already known is pool memory. `None` if no part is
-    /// known.
+    /// Whether the part of the memory that is in the index is pool memory. `None` if no part is in
+    /// the index.
     pub(crate) fn overlaps(&self, memory: NonNull<[u8]>) -> Option<bool> {
         let start = memory.cast::<u8>().addr().get();
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +101,7 @@ impl Index {
         Some(matches!(entry.memory, IndexedMemory::Own(_)))
     }
 
-    /// The registrations of the pool memory that the range lies in with further devices.
+    /// Returns the registrations with further devices of the pool memory that contains the range.
     pub(crate) fn further(&self, start: usize, len: usize) -> Option<KeepAlive> {
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match &containing(&entries, start, len)?.memory {

@@ -49,7 +49,7 @@ pub(crate) async fn send(
     let answer = loop {
         tokio::select! {
             ended = &mut read, if reading.is_none() => match ended {
-                // Without the digest the server discards the data.
+                // Return at once. The server has not received the digest, so it discards the data.
                 Err(failure) => return Err(failure),
                 Ok(sent) => reading = Some(sent),
             },

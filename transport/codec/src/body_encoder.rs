@@ -68,7 +68,7 @@ impl BodyEncoder {
         self.used
     }
 
-    /// Records that `len` bytes of the body were sent at once.
+    /// Records that `len` bytes of the body were sent in one piece.
     #[inline]
     pub fn has_sent(&self, len: usize) {
         if let Some(call) = &self.call {
@@ -76,8 +76,9 @@ impl BodyEncoder {
         }
     }
 
-    /// Returns the bytes that this crate's codec has copied since the last call to make segments,
-    /// and the bytes of padding that it wrote to show tonic the true length of a message.
+    /// Returns two counts since the function was last called: the bytes that this crate's codec has
+    /// copied to make segments, and the bytes of padding that the codec wrote to show tonic the
+    /// true length of a message.
     pub fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }

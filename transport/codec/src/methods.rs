@@ -105,12 +105,12 @@ impl Method {
         self.change(ByDecoder::Holds, ByDecoder::Over, Used::Unknown);
     }
 
-    /// Whether a call of the method has sent or received 64 KiB at once, with any codec.
+    /// Whether a call of the method has sent or received 64 KiB in one piece, with any codec.
     pub fn transfers_bulk(&self) -> bool {
         self.bulk.load(Relaxed)
     }
 
-    /// Records that a call of the method has sent or received `len` bytes at once.
+    /// Records that a call of the method has sent or received `len` bytes in one piece.
     #[inline]
     pub fn has_transferred(&self, len: usize) {
         if len >= BULK && !self.transfers_bulk() {

@@ -17,8 +17,9 @@ thread_local! {
     static SERVED: RefCell<Option<Arc<Method>>> = const { RefCell::new(None) };
 }
 
-/// Takes the method back, even if the service panics. If a service polls another service for the
-/// first time within its own poll, the outer service's later decoders are not noticed.
+/// Clears [`SERVED`], even if the service panics. If a service polls another service for the first
+/// time within its own poll, the outer service's method is lost, so decoders that the outer service
+/// makes later reveal nothing.
 struct Ends;
 
 impl Drop for Ends {

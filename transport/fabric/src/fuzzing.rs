@@ -40,8 +40,8 @@ impl Input<'_> {
 /// steps.
 ///
 /// The input states the number of slots, their size, how much memory is missing, and whether the
-/// memory has contents at the beginning. Then come steps with their operands, until one end finds a
-/// breach. A real link would end there.
+/// memory has contents at the beginning. Steps with their operands follow, until one end finds a
+/// breach. A breach would end a real link.
 ///
 /// # Panics
 /// If there is an access or a message out of bounds, or if the messages outnumber the RECVs.
@@ -138,11 +138,12 @@ impl Ends {
 }
 
 /// Decodes messages on the socket of a connection. The first byte of the input says which kinds of
-/// memory this end and its peer take. The rest consists of messages, each after its length.
+/// memory this end and its peer take. The rest is a sequence of messages, each prefixed with its
+/// length in one byte.
 ///
 /// # Panics
-/// If a message that is encoded again differs, or if an end accepts a kind of message that it does
-/// not take, or refuses a kind that it takes.
+/// If encoding a decoded message gives different bytes, or if an end accepts a kind of message that
+/// it does not take, or refuses a kind that it takes.
 pub fn socket(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };

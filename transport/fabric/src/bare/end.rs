@@ -92,7 +92,8 @@ impl End {
             match completion {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
-                // A WRITE to memory that is not mapped fails the link.
+                // This end ignores these completions. If it writes to memory that is not mapped,
+                // the link fails and reports the failure. This end sends no probes.
                 Completion::NotMapped { .. }
                 | Completion::Forgotten { .. }
                 | Completion::Answered => {}

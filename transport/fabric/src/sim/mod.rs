@@ -1,4 +1,5 @@
-//! An in-process network for tests, with a seed and faults, which simulates verbs without hardware.
+//! An in-process network that simulates verbs without hardware, for tests. A seed determines its
+//! random numbers, and tests can inject faults.
 //!
 //! The network makes the checks of a NIC. A SEND needs a posted RECV that is long enough. A WRITE
 //! needs a live key, the bounds of its region and the right to write. A source needs a live local

@@ -147,7 +147,7 @@ impl Deadlines {
             state.clock_expires = Some(at);
             let armed = self.arm_for(&mut state, now, at);
             if let Err(error) = &armed {
-                // The call does not fail for these arguments.
+                // timerfd_settime should not fail with these arguments.
                 throttled!(warn, %error, "timerfd_settime; the clock is read each time");
             }
             if armed.is_err() || state.ended {
@@ -211,8 +211,8 @@ impl Deadlines {
         if let Some(at) = first.into_iter().chain(state.clock_expires).min()
             && let Err(error) = self.arm_for(&mut state, passed, at)
         {
-            // The call does not fail for these arguments. Timers that never expire would be worse
-            // than timers that expire early.
+            // timerfd_settime should not fail with these arguments. If it fails, all timers expire
+            // now, because timers that never expire would be worse than timers that expire early.
             throttled!(warn, %error, "timerfd_settime; all timers expire");
             wakers.extend(std::mem::take(&mut state.waiting).into_values().flatten());
             self.clock.expire();
@@ -266,7 +266,7 @@ impl Drop for Reactor {
 
 impl KernelTimer {
     /// # Panics
-    /// Outside of a tokio runtime with both drivers enabled.
+    /// If the function is called outside of a tokio runtime with both drivers enabled.
     pub(super) fn new() -> io::Result<KernelTimer> {
         let (deadlines, id) = Deadlines::join()?;
         Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
@@ -294,7 +294,7 @@ impl KernelTimer {
         self.deadlines.arm_for(&mut state, now, at)
     }
 
-    /// Ready with the time of expiry, if the timer has been set and has expired since.
+    /// Returns the time of expiry once the timer has expired after it was last set.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         let KernelTimer { deadlines, id, at, gate } = self;
         let Some(at) = *at else { return Poll::Pending };

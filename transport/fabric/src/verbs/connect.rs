@@ -109,7 +109,7 @@ impl ConnectAttempt {
         .into()
     }
 
-    /// Waits for an event. Returns an error if another event means that the wanted event will not
+    /// Waits for the event `wanted`. Returns an error if another event means that `wanted` will not
     /// come.
     async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
         loop {
@@ -146,10 +146,10 @@ impl ConnectAttempt {
         })
     }
 
-    /// Turns a rejection into an error. Its status is a reject reason on InfiniBand and RoCE, and a
-    /// negative errno on iWARP. If a program rejects over iWARP, the errno is ECONNRESET on some
-    /// devices and ECONNREFUSED on others. A port without a listener gives the same errors, but
-    /// sends no private data.
+    /// Turns a rejection into an error. The event's status is a reject reason on InfiniBand and
+    /// RoCE, and a negative errno on iWARP. If a program rejects over iWARP, the errno is
+    /// ECONNRESET on some devices and ECONNREFUSED on others. A port without a listener gives the
+    /// same errors, but sends no private data.
     fn rejected(&self, event: &Event) -> ConnectError {
         let (addr, private_data) = (Addr::Ip(self.addr), event.private_data.clone());
         match RejectReason::new(event.status) {

@@ -22,8 +22,8 @@
 //!
 //! # Ownership
 //!
-//! Every object of the library has one owner. The owner frees the object on drop, and keeps alive
-//! the objects on which it was made:
+//! Every object of libibverbs and librdmacm has one owner. The owner frees the object on drop, and
+//! until then keeps alive the objects that this object needs:
 //!
 //! ```text
 //! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id

@@ -2,8 +2,9 @@
 //!
 //! Messages of about the same length are written one after the other. So the receiver works on the
 //! first message while the second is written. The mean time of a transfer is half as long as if all
-//! streams took turns. A short message still overtakes a long message, at the next WRITE. Compared
-//! with taking turns, a long message is delayed at most by the time that its own length takes.
+//! streams took turns. A short message still overtakes a long message, at the next WRITE. A long
+//! message ends later than it would if all streams took turns, by at most the time in which its own
+//! bytes are written.
 //!
 //! The order is weighted fair queueing by message, with equal weights: the virtual clock counts the
 //! bytes that each stream would have written if all took turns, and the message that would end

@@ -133,8 +133,8 @@ impl Sent {
         let mut start = 0;
         if field[0] < 128 && field.len() <= LONGEST {
             let hash = hash(field);
-            // If two fields that every call has hash to one entry, the second takes that entry's
-            // twin.
+            // If two fields that occur in every call hash to the same entry, the second field takes
+            // that entry's twin.
             let (first, twin) = (hash as usize % ENTRIES, (hash as usize % ENTRIES) ^ 1);
             let holds = |number: &usize| self.entries[*number].field == field;
             if let Some(number) = [first, twin].into_iter().find(holds) {

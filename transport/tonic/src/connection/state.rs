@@ -181,7 +181,7 @@ impl ConnectionState {
         }
     }
 
-    /// Adds the changes since the last call to the channel's counters.
+    /// Updates the channel's counters with the changes since the last update.
     pub(crate) fn count(&mut self) {
         self.usage.count(self.conn.stats());
         // Record metrics here, because the driver, which usually records them, has ended.
@@ -190,7 +190,7 @@ impl ConnectionState {
         }
     }
 
-    /// Records the changes since the last call as metrics.
+    /// Records the changes since the last report as metrics.
     pub(crate) fn record(&mut self) {
         self.usage.record(self.conn.stats());
     }

@@ -36,7 +36,7 @@ impl Usage {
         self.meter.polled(completions);
     }
 
-    /// Adds the changes since the last call to the channel's counters.
+    /// Updates the channel's counters with the changes since the last update.
     #[inline]
     pub(super) fn count(&mut self, stats: Stats) {
         if stats.body_bytes() != self.reported.body_bytes() {
@@ -48,7 +48,7 @@ impl Usage {
         }
     }
 
-    /// Records the changes since the last call as metrics.
+    /// Records the changes since the last report as metrics.
     #[inline]
     pub(super) fn record(&mut self, stats: Stats) {
         self.meter.tell(stats, self.copied);

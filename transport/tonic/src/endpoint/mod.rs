@@ -139,7 +139,8 @@ impl Endpoint {
         Ok(Self::reusing_tasks(tcp).at(&address))
     }
 
-    /// Keeps the path of a Unix socket, as tonic takes it from an address.
+    /// Stores the path of the Unix socket if `address` begins with `unix:`. The path is parsed as
+    /// in tonic.
     fn at(mut self, address: &[u8]) -> Self {
         let address = std::str::from_utf8(address).ok();
         let path = address.and_then(|address| address.strip_prefix("unix:"));
@@ -364,9 +365,9 @@ impl Endpoint {
     ///
     /// If client and server have several RDMA devices, each new channel begins with the next device
     /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64
-    /// KiB or more at once). From then on, a call that transfers bulk goes to the rail with the
-    /// fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB at
-    /// both ends when idle. Each device has its own pool. Memory of another device's pool is
+    /// KiB or more in one piece). From then on, a call that transfers bulk goes to the rail with
+    /// the fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB
+    /// at both ends when idle. Each device has its own pool. Memory of another device's pool is
     /// registered when a message in that memory is first sent. That message is copied once
     /// ([`Copied::staging`](crate::Copied::staging)). Further messages are also copied if the
     /// memlock limit leaves no room for the registration.

@@ -106,7 +106,7 @@ impl Table {
     /// Writes `len` bytes from `src` to `iova` as a peer, if `rkey` allows it.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes, and nobody writes there during the call.
+    /// `src` is readable for `len` bytes, and nobody writes to these bytes during the call.
     pub(crate) unsafe fn write(&self, rkey: u32, iova: u64, src: NonNull<u8>, len: usize) -> bool {
         let regions = self.lock();
         let place = regions
@@ -118,9 +118,9 @@ impl Table {
             let dst = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
             // SAFETY: the region is live and covers the range. Both stay true while the lock is
             // held, because deregistration takes the same lock. The code that registered the region
-            // promised that the memory stays mapped until then. Nobody reads there, by R8 and R9:
-            // granted memory has no reader on its own side. Ranges may overlap when both ends share
-            // a process, so this is a move.
+            // promised that the memory stays mapped until then. By R8 and R9 nobody reads the
+            // range: the end that has granted memory does not read it while the grant lasts. Ranges
+            // may overlap when both ends share a process, so this is a move.
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };
         }
         place.is_some()

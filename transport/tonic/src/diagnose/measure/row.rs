@@ -1,4 +1,4 @@
-//! The transfers to measure over each way, and their statistics.
+//! The transfers to measure, and their statistics.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub(super) const CALLS: usize = 25;
 /// Payload of a timed round trip in bytes, in each direction.
 pub(super) const SMALL: usize = 64;
 
-/// A transfer to measure over each way.
+/// A transfer to measure over TCP, over the fast path, and over a connection without calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub(super) direction: Direction,
@@ -23,7 +23,8 @@ pub(super) const fn row(direction: Direction, bytes: usize, in_flight: usize) ->
 
 /// A way to transfer bytes.
 pub(super) trait Mover {
-    /// Performs a row's transfer `count` times. Returns false if this way cannot.
+    /// Performs a row's transfer `count` times. Returns false if this way does not support the
+    /// transfer.
     fn run(&mut self, row: Row, count: usize) -> impl Future<Output = Result<bool, String>> + Send;
 }
 

@@ -78,7 +78,7 @@ impl ConnectionMeter {
         }
     }
 
-    /// Reports the changes since the last call. `copied` does not include eager data.
+    /// Reports the changes since the last report. `copied` does not include eager data.
     pub(crate) fn tell(&mut self, now: Stats, copied: Copied) {
         if now == self.told && copied == self.told_copied {
             return;
