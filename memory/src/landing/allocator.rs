@@ -20,7 +20,7 @@ const MAX_CHUNK: usize = 4 << 20;
 
 /// One connection's allocator of landing memory.
 ///
-/// It leases chunks from the pool as it needs them, and keeps a chunk until
+/// The allocator leases chunks from the pool as needed, and keeps a chunk until
 /// [`trim`](Landing::trim) or [`return_reclaimed`](Landing::return_reclaimed) returns it, or until
 /// the allocator and the last piece of the chunk are dropped.
 #[derive(Debug)]
@@ -84,8 +84,8 @@ impl Landing {
     /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
     /// when the chunk is made. Otherwise this call makes the chunk.
     ///
-    /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
-    /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
+    /// Returns `None` if no such piece is free now. The connection then waits: the waker given to
+    /// [`Landing::register_waker`] is woken when memory that may help comes free. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. The connection waits until the next call returns a piece or an error,
     /// or until [`Landing::stop_waiting`]. The connection also waits if other pools of the process

@@ -263,7 +263,7 @@ impl Deframer {
         self.filling == 0 && self.part.len() == 0 && !is_due
     }
 
-    /// Returns the counts since the last call.
+    /// Returns the counts since the function was last called.
     pub fn take_delivered(&mut self) -> Delivered {
         let named = self.take_named();
         Delivered { named, ..std::mem::take(&mut self.delivered) }

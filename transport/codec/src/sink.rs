@@ -154,7 +154,8 @@ impl Sink {
         }
     }
 
-    /// Returns the bytes copied to become segments and the bytes of padding since the last call.
+    /// Returns two counts since the function was last called: the bytes copied to become segments,
+    /// and the bytes of padding.
     pub(super) fn take_copied(&mut self) -> (u64, u64) {
         self.apart.as_mut().map_or((0, 0), |apart| {
             (std::mem::take(&mut apart.moved) as u64, std::mem::take(&mut apart.filled) as u64)

@@ -23,7 +23,7 @@ impl Deframer {
         deframer
     }
 
-    /// Bytes copied to the buffer since the last call.
+    /// Bytes copied to the buffer since the function was last called.
     pub fn take_named(&self) -> u64 {
         self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }

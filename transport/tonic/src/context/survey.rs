@@ -41,8 +41,8 @@ struct SurveyState {
 }
 
 impl SurveyState {
-    /// Whether the kernel has reported a change since the last call. `None` if the kernel does not
-    /// report changes.
+    /// Whether the kernel has reported a change since the function was last called. `None` if the
+    /// kernel does not report changes.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
             // Without devices, no result needs to be remembered, and no device needs to be watched.
