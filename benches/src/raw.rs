@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use tonic_rdma::FabricKind;
-use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 use tonic_rdma_fabric::{Addr, Fabric, Lending, LinkError, ShmAccess, ShmAddr};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
@@ -25,8 +25,8 @@ const DEFAULT_WINDOW: usize = 16;
 
 /// Returns an end's limits for messages of up to `message` bytes. Each target has this length.
 /// Messages longer than a WRITE are sent from as much memory as calls use.
-fn limits(message: usize) -> Limits {
-    Limits {
+fn limits(message: usize) -> BareLimits {
+    BareLimits {
         places: N_TARGETS,
         place_len: message,
         landing_part: 1,

@@ -37,10 +37,10 @@ macro_rules! throttled {
 
 /// A limit on lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
 #[derive(Debug)]
-pub struct LogThrottle(PerProcess<Mutex<State>>);
+pub struct LogThrottle(PerProcess<Mutex<ThrottleState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ThrottleState {
     /// The number of lines of the burst that have been used.
     used: u32,
     /// The time at which `used` was last reduced.

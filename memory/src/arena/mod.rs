@@ -36,7 +36,7 @@ pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
 use crate::ledger::Ledger;
 use crate::region::Region;
-use crate::region::mapping::{Mapping, Place};
+use crate::region::mapping::{MapPlace, Mapping};
 use crate::region::page::{HUGE_PAGE, page};
 use crate::registered::other_pools::FurtherRegistrations;
 use crate::registrar::Access;
@@ -66,7 +66,7 @@ pub(crate) struct Arena {
 
 /// A free slot.
 #[derive(Debug)]
-struct Handle {
+struct ArenaSlot {
     arena: Arc<Arena>,
     index: usize,
 }
@@ -74,7 +74,7 @@ struct Handle {
 #[derive(Debug)]
 struct Class {
     slot: usize,
-    free: SegQueue<Handle>,
+    free: SegQueue<ArenaSlot>,
     slots: AtomicUsize,
     in_use: AtomicUsize,
 }
@@ -121,7 +121,7 @@ pub(crate) struct Arenas {
 #[derive(Debug, Default)]
 struct Idle {
     /// The arenas, each with the value of `trims` when it became idle.
-    arenas: Vec<(Handle, u64)>,
+    arenas: Vec<(ArenaSlot, u64)>,
     /// The number of trims so far.
     trims: u64,
     last_trim: Option<Instant>,
@@ -134,7 +134,7 @@ pub(crate) struct SlotRef {
     len: usize,
     lkey: u32,
     /// `Some` until the slot is dropped.
-    handle: Option<Handle>,
+    handle: Option<ArenaSlot>,
     /// `None` for a dedicated arena.
     class: Option<usize>,
     /// The last field, so that the arenas outlive the handle.
@@ -303,7 +303,7 @@ impl Arenas {
         Some(self.slot_ref(handle, Some(class)))
     }
 
-    fn slot_ref(self: &Arc<Self>, handle: Handle, class: Option<usize>) -> SlotRef {
+    fn slot_ref(self: &Arc<Self>, handle: ArenaSlot, class: Option<usize>) -> SlotRef {
         let Arena { region, slot, .. } = &*handle.arena;
         self.ledger.counters.of(self.usage).fetch_add(*slot, Relaxed);
         if let Some(class) = class {
@@ -343,9 +343,9 @@ impl Arenas {
         // The caller gets the first slot.
         arena.in_use.fetch_add(1, Relaxed);
         for index in 1..slots {
-            self.classes[class].free.push(Handle { arena: arena.clone(), index });
+            self.classes[class].free.push(ArenaSlot { arena: arena.clone(), index });
         }
-        Ok(self.slot_ref(Handle { arena, index: 0 }, Some(class)))
+        Ok(self.slot_ref(ArenaSlot { arena, index: 0 }, Some(class)))
     }
 
     fn take_dedicated(
@@ -369,11 +369,11 @@ impl Arenas {
         }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let arena = self.map_arena(&mut arenas, bytes, bytes, seen)?;
-        Ok(self.slot_ref(Handle { arena, index: 0 }, None))
+        Ok(self.slot_ref(ArenaSlot { arena, index: 0 }, None))
     }
 
     /// Takes the shortest idle arena whose length is `wanted`.
-    fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<Handle> {
+    fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<ArenaSlot> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = idle.arenas.iter().enumerate().map(|(at, (h, _))| (at, h.arena.region.len()));
         let (at, _) = fitting.filter(|(_, len)| wanted(*len)).min_by_key(|(_, len)| *len)?;
@@ -395,7 +395,7 @@ impl Arenas {
             }
             (idle.last_trim, idle.trims) = (now.or(idle.last_trim), idle.trims + 1);
             let trims = idle.trims;
-            let is_old = |(_, since): &(Handle, u64)| now.is_none() || since + 1 < trims;
+            let is_old = |(_, since): &(ArenaSlot, u64)| now.is_none() || since + 1 < trims;
             let (old, young) = idle.arenas.drain(..).partition::<Vec<_>, _>(is_old);
             idle.arenas = young;
             old
@@ -409,7 +409,7 @@ impl Arenas {
 
     /// Removes a dedicated arena. It is deregistered and unmapped before the budget gets its bytes
     /// back.
-    fn remove_dedicated(&self, handle: Handle) {
+    fn remove_dedicated(&self, handle: ArenaSlot) {
         let region = &handle.arena.region;
         self.ledger.index.remove(region.start());
         let bytes = region.len();
@@ -477,7 +477,7 @@ impl Arenas {
                 Err(_) => {}
             }
         }
-        let mapping = Mapping::new(bytes, sizes.huge_pages, Place::Any)?;
+        let mapping = Mapping::new(bytes, sizes.huge_pages, MapPlace::Any)?;
         Ok(Region::new(mapping, None, registrar, Access::Local)?)
     }
 

@@ -44,21 +44,21 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Ring(Arc<Handle>);
+pub struct Ring(Arc<RingHandle>);
 
 /// Ends the thread on drop.
-struct Handle(Arc<Shared>, Process);
+struct RingHandle(Arc<RingState>, Process);
 
-struct Shared {
+struct RingState {
     ring: Arc<IoUring>,
-    queue: Mutex<Queue>,
+    queue: Mutex<WorkQueue>,
     fixed: Arc<FixedBuffers>,
     /// The maximum amount of work that is posted at a time.
     entries: usize,
 }
 
 #[derive(Default)]
-struct Queue {
+struct WorkQueue {
     work: Slab<Work>,
     /// Work that is not posted yet.
     waiting: VecDeque<usize>,
@@ -95,10 +95,10 @@ impl Ring {
         let entries = ring.params().sq_entries() as usize;
         let ring = Arc::new(ring);
         let fixed = Arc::new(FixedBuffers::new(ring.clone()));
-        let shared = Arc::new(Shared { ring, queue: Mutex::default(), fixed, entries });
+        let shared = Arc::new(RingState { ring, queue: Mutex::default(), fixed, entries });
         let takes = shared.clone();
         thread::Builder::new().name("tonic-rdma-disk".into()).spawn(move || takes.run())?;
-        Ok(Ring(Arc::new(Handle(shared, Process::current()))))
+        Ok(Ring(Arc::new(RingHandle(shared, Process::current()))))
     }
 
     /// Reads from `offset` of a file into the unfilled part of `buf`, and counts the bytes read as
@@ -155,8 +155,8 @@ fn give_back_read(completer: Completer<PinnedBuf>, result: io::Result<usize>, mu
     completer.complete(result, buf);
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl RingState {
+    fn queue(&self) -> MutexGuard<'_, WorkQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +175,7 @@ impl Shared {
     }
 
     /// Posts waiting work while the ring has room. The caller holds the queue's lock.
-    fn submit(&self, queue: &mut Queue) {
+    fn submit(&self, queue: &mut WorkQueue) {
         let mut pushed = false;
         while queue.posted < self.entries
             && let Some(key) = queue.waiting.pop_front()
@@ -276,7 +276,7 @@ fn is_to_repeat(result: i32) -> bool {
     [-libc::EINTR, -libc::EAGAIN].contains(&result)
 }
 
-impl Drop for Handle {
+impl Drop for RingHandle {
     fn drop(&mut self) {
         // The thread of an inherited ring belongs to the parent.
         if !self.1.is_current() {

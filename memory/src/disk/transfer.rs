@@ -13,9 +13,9 @@ use std::{fmt, io};
 /// The memory belongs to the work (R10). If the transfer is dropped, the work continues, and the
 /// memory is dropped when the kernel is done with it.
 #[must_use = "the bytes are not transferred before it has resolved"]
-pub struct Transfer<T>(Arc<Mutex<State<T>>>);
+pub struct Transfer<T>(Arc<Mutex<TransferState<T>>>);
 
-enum State<T> {
+enum TransferState<T> {
     /// The kernel is not done. The waker wakes the task that waits, if any.
     InFlight(Option<Waker>),
     Done(io::Result<usize>, T),
@@ -24,21 +24,21 @@ enum State<T> {
 }
 
 /// The side of a transfer that completes it.
-pub(super) struct Completer<T>(Arc<Mutex<State<T>>>);
+pub(super) struct Completer<T>(Arc<Mutex<TransferState<T>>>);
 
 pub(super) fn transfer<T>() -> (Completer<T>, Transfer<T>) {
-    let state = Arc::new(Mutex::new(State::InFlight(None)));
+    let state = Arc::new(Mutex::new(TransferState::InFlight(None)));
     (Completer(state.clone()), Transfer(state))
 }
 
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+fn lock<T>(state: &Mutex<TransferState<T>>) -> MutexGuard<'_, TransferState<T>> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Completer<T> {
     pub(super) fn complete(self, result: io::Result<usize>, memory: T) {
-        let before = std::mem::replace(&mut *lock(&self.0), State::Done(result, memory));
-        if let State::InFlight(Some(waker)) = before {
+        let before = std::mem::replace(&mut *lock(&self.0), TransferState::Done(result, memory));
+        if let TransferState::InFlight(Some(waker)) = before {
             waker.wake();
         }
     }
@@ -70,13 +70,13 @@ impl<T> Future for Transfer<T> {
     /// If it is polled after it has resolved.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = lock(&self.0);
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Done(result, memory) => Poll::Ready((result, memory)),
-            State::InFlight(_) => {
-                *state = State::InFlight(Some(cx.waker().clone()));
+        match std::mem::replace(&mut *state, TransferState::Taken) {
+            TransferState::Done(result, memory) => Poll::Ready((result, memory)),
+            TransferState::InFlight(_) => {
+                *state = TransferState::InFlight(Some(cx.waker().clone()));
                 Poll::Pending
             }
-            State::Taken => panic!("a transfer was polled after it had resolved"),
+            TransferState::Taken => panic!("a transfer was polled after it had resolved"),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::chunk::{Chunk, GRANULE, Lease};
-use super::making::{Failed, Kind, Making, Request};
+use super::making::{AllocKind, AllocRequest, Failed, Making};
 use super::piece::LandingBuf;
 use crate::error::RegisterError;
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
@@ -156,7 +156,7 @@ impl Landing {
         if whole.is_some() || self.leased().saturating_add(bytes) > self.share() {
             return Ok(whole);
         }
-        let found = self.take_best(want, want, Kind::Spare);
+        let found = self.take_best(want, want, AllocKind::Spare);
         self.or_wait(found)
     }
 
@@ -170,7 +170,7 @@ impl Landing {
         // Does not call `collect`: a chunk made since the last `alloc` belongs to the longer
         // request that waits.
         let want = want.div_ceil(GRANULE).max(1);
-        let found = self.take_best(want, want, Kind::Meanwhile);
+        let found = self.take_best(want, want, AllocKind::Meanwhile);
         self.or_wait(found)
     }
 
@@ -281,14 +281,14 @@ impl Landing {
         want: usize,
         min: usize,
     ) -> Result<Option<LandingBuf>, RegisterError> {
-        let mut found = self.take_best(want, min, Kind::Needed);
+        let mut found = self.take_best(want, min, AllocKind::Needed);
         while self.retries < MAX_RETRIES
             && found.as_ref().is_err_and(|error| self.ledger.exceeded_memlock(error))
         {
             self.retries += 1;
             let state = self.would_wait(self.needed(want, min));
             self.set_waiting(state);
-            found = self.take_best(want, min, Kind::Needed);
+            found = self.take_best(want, min, AllocKind::Needed);
         }
         if self.making.is_none() {
             self.retries = 0;
@@ -327,13 +327,13 @@ impl Landing {
         &mut self,
         want: usize,
         min: usize,
-        kind: Kind,
+        kind: AllocKind,
     ) -> Result<Option<LandingBuf>, RegisterError> {
         let whole = self.take_whole(want);
         if whole.is_some() {
             return Ok(whole);
         }
-        let request = Request { kind, needed: self.needed(want, min) };
+        let request = AllocRequest { kind, needed: self.needed(want, min) };
         if self.is_made(request.needed) {
             return Ok(None);
         }

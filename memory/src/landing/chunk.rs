@@ -20,7 +20,7 @@ use super::freeing::Freeing;
 use crate::error::{PoolError, RegisterError};
 use crate::ledger::{LandingWaiter, Ledger};
 use crate::region::Region;
-use crate::region::mapping::{Mapping, Place};
+use crate::region::mapping::{MapPlace, Mapping};
 use crate::registrar::Access;
 use crate::stats::Use;
 
@@ -75,14 +75,14 @@ impl Drop for Lease {
 /// The region of a lease. The order of the fields matters: the region is deregistered and unmapped
 /// before the budget gets its bytes back.
 #[derive(Debug)]
-struct Memory {
+struct LeasedRegion {
     region: Region,
     /// Set while the memory waits for the landing thread.
     freeing: Option<Freeing>,
     lease: Lease,
 }
 
-impl Memory {
+impl LeasedRegion {
     /// Asks the landing thread to deregister and unmap the region.
     fn free(mut self) {
         let Lease { len, waiter, ledger, .. } = &self.lease;
@@ -98,7 +98,7 @@ impl Memory {
 #[derive(Debug)]
 pub(crate) struct Chunk {
     /// Only `drop` takes the memory.
-    memory: ManuallyDrop<Memory>,
+    memory: ManuallyDrop<LeasedRegion>,
     pub(crate) bitmap: ChunkBitmap,
     /// The granules that the application [holds](super::held).
     pub(super) held: ChunkBitmap,
@@ -119,7 +119,8 @@ impl Chunk {
             let (mapping, file) = mapped.map_err(|source| RegisterError::unmapped(*len, source))?;
             (mapping, Some(file))
         } else {
-            let place = if ledger.registrar.ignores_iova() { Place::Random } else { Place::Any };
+            let place =
+                if ledger.registrar.ignores_iova() { MapPlace::Random } else { MapPlace::Any };
             let mapping = Mapping::new(*len, ledger.sizes.huge_pages, place);
             let mapping = mapping.map_err(|error| match error {
                 PoolError::Map { len, source } => RegisterError::unmapped(len, source),
@@ -132,7 +133,7 @@ impl Chunk {
         *is_registered = true;
         let (len, bitmap) = (*len, ChunkBitmap::new(*len / GRANULE));
         Ok(Chunk {
-            memory: ManuallyDrop::new(Memory { region, freeing: None, lease }),
+            memory: ManuallyDrop::new(LeasedRegion { region, freeing: None, lease }),
             bitmap,
             held: ChunkBitmap::new(len / GRANULE),
             n_held: AtomicUsize::new(0),

@@ -26,7 +26,7 @@ use crate::error::RegisterError;
 
 /// The allocator function that a chunk is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AllocKind {
     Needed,
     Spare,
     Meanwhile,
@@ -42,13 +42,13 @@ pub(super) struct Making {
     slot: Arc<Slot>,
     /// The size of the lease in bytes.
     pub(super) bytes: usize,
-    pub(super) request: Request,
+    pub(super) request: AllocRequest,
 }
 
 /// The allocation that a chunk is made for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) kind: Kind,
+pub(super) struct AllocRequest {
+    pub(super) kind: AllocKind,
     /// The minimum size of the chunk in bytes.
     pub(super) needed: usize,
 }
@@ -56,13 +56,13 @@ pub(super) struct Request {
 /// A failed attempt.
 #[derive(Debug)]
 pub(super) struct Failed {
-    pub(super) request: Request,
+    pub(super) request: AllocRequest,
     pub(super) error: RegisterError,
 }
 
 impl Making {
     /// Asks the landing thread to make a chunk for this lease and to wake the owner.
-    pub(super) fn begin(lease: Lease, request: Request) -> Self {
+    pub(super) fn begin(lease: Lease, request: AllocRequest) -> Self {
         let slot = Arc::<Slot>::default();
         let (bytes, waiter, ledger) = (lease.bytes(), lease.waiter.clone(), lease.ledger.clone());
         let result = Arc::downgrade(&slot);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::allocator::Landing;
 use super::chunk::Lease;
-use super::making::{Failed, Kind, Making, Request};
+use super::making::{AllocKind, AllocRequest, Failed, Making};
 use crate::error::RegisterError;
 use crate::ledger::Waiting;
 
@@ -16,7 +16,7 @@ impl Landing {
     }
 
     /// Asks the landing thread to make a chunk for this lease.
-    pub(super) fn begin_making(&mut self, lease: Lease, request: Request) {
+    pub(super) fn begin_making(&mut self, lease: Lease, request: AllocRequest) {
         self.making = Some(Making::begin(lease, request));
         self.record_leased();
     }
@@ -41,14 +41,14 @@ impl Landing {
                 self.chunks.push(Arc::new(chunk));
             }
             // Drop the error, because no caller waits for this chunk any more.
-            Err(_) if request.kind != Kind::Spare && self.waiter.state() == Waiting::No => {}
+            Err(_) if request.kind != AllocKind::Spare && self.waiter.state() == Waiting::No => {}
             Err(error) => self.failed = Some(Failed { request, error }),
         }
         self.record_leased();
     }
 
     /// Takes the error of the last attempt to make a chunk, if it applies to `request`.
-    pub(super) fn take_failed(&mut self, request: Request) -> Option<RegisterError> {
+    pub(super) fn take_failed(&mut self, request: AllocRequest) -> Option<RegisterError> {
         let failed = self.failed.take_if(|failed| failed.request.kind == request.kind)?;
         (failed.request.needed <= request.needed).then_some(failed.error)
     }

@@ -25,7 +25,7 @@ pub(crate) struct Keys {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct IndexEntry {
     start: usize,
     end: usize,
     keys: Keys,
@@ -55,7 +55,7 @@ pub(crate) struct Found {
 /// only when an arena or a chunk is made or removed. So the lock is sharded, and a reader takes one
 /// shard.
 #[derive(Debug, Default)]
-pub(crate) struct Index(ShardedLock<Vec<Entry>>);
+pub(crate) struct Index(ShardedLock<Vec<IndexEntry>>);
 
 impl Index {
     /// Adds pool memory. `further` refers to the memory's registrations with further devices, if
@@ -64,7 +64,7 @@ impl Index {
         let (start, end) = (region.start(), region.start() + region.len());
         let (lkey, iova, lend_key) = (region.lkey(), region.iova(), region.lend_key());
         let keys = Keys { lkey, iova, lend_key, for_peer: region.peer() };
-        let entry = Entry { start, end, keys, memory: IndexedMemory::Own(further) };
+        let entry = IndexEntry { start, end, keys, memory: IndexedMemory::Own(further) };
         let is_new = self.insert_entry(entry);
         debug_assert!(is_new, "mapped, and in the index already");
     }
@@ -79,10 +79,10 @@ impl Index {
     ) -> bool {
         let start = memory.cast::<u8>().addr().get();
         let memory_of = IndexedMemory::Foreign(Arc::downgrade(keep_alive));
-        self.insert_entry(Entry { start, end: start + memory.len(), keys, memory: memory_of })
+        self.insert_entry(IndexEntry { start, end: start + memory.len(), keys, memory: memory_of })
     }
 
-    fn insert_entry(&self, entry: Entry) -> bool {
+    fn insert_entry(&self, entry: IndexEntry) -> bool {
         let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let free = overlapping(&entries, entry.start, entry.end).is_none();
         if free {
@@ -130,12 +130,12 @@ impl Index {
     }
 }
 
-fn containing(entries: &[Entry], start: usize, len: usize) -> Option<&Entry> {
+fn containing(entries: &[IndexEntry], start: usize, len: usize) -> Option<&IndexEntry> {
     let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
     entries.get(at).filter(|entry| start.checked_add(len).is_some_and(|end| end <= entry.end))
 }
 
-fn overlapping(entries: &[Entry], start: usize, end: usize) -> Option<&Entry> {
+fn overlapping(entries: &[IndexEntry], start: usize, end: usize) -> Option<&IndexEntry> {
     let before_end = entries.partition_point(|e| e.start < end);
     before_end.checked_sub(1).and_then(|last| entries.get(last)).filter(|e| start < e.end)
 }

@@ -18,20 +18,20 @@ use crate::ledger::Ledger;
 /// queue pair has been destroyed (R9).
 pub struct NamedGrant {
     range: Range<usize>,
-    registered: Registered,
+    registered: GrantRegistration,
 }
 
 /// The registration that a grant keeps until it is dropped.
-enum Registered {
+enum GrantRegistration {
     /// The grant's own registration, which ends with it. `None` once it has been dropped.
-    Once(Option<Held>),
+    Once(Option<LeasedRegistration>),
     /// A registration that the buffer keeps.
     Kept { pinned: Arc<Pinned>, granting: Granting },
 }
 
 /// A registration and its lease. The order of the fields matters: the registration ends before the
 /// lease is given up.
-struct Held {
+struct LeasedRegistration {
     pinned: Arc<Pinned>,
     granting: Granting,
 }
@@ -69,7 +69,7 @@ impl NamedGrant {
         let granting = Granting(lease);
         let buffer = &granting.0.0.0;
         let registered = match (keeps, kept) {
-            (true, Some(pinned)) => Registered::Kept { pinned, granting },
+            (true, Some(pinned)) => GrantRegistration::Kept { pinned, granting },
             (true, None) => {
                 // SAFETY: the buffer is mapped and writable until its owner is dropped or taken,
                 // which waits until what it keeps has been dropped.
@@ -81,15 +81,15 @@ impl NamedGrant {
                     // The lease waits for the end of the earlier registration.
                     earlier.end_before(granting.0.clone());
                 }
-                Registered::Kept { pinned, granting }
+                GrantRegistration::Kept { pinned, granting }
             }
             (false, _) => {
                 // SAFETY: the range has been checked.
                 let addr = unsafe { buffer.start.add(range.start) };
                 // SAFETY: the lease keeps the buffer mapped and writable, and is dropped after the
-                // registration: `Held`.
+                // registration: `LeasedRegistration`.
                 let pinned = Arc::new(unsafe { Pinned::new(&ledger, addr, len, None) }?);
-                Registered::Once(Some(Held { pinned, granting }))
+                GrantRegistration::Once(Some(LeasedRegistration { pinned, granting }))
             }
         };
         Ok(NamedGrant { range, registered })
@@ -97,17 +97,17 @@ impl NamedGrant {
 
     fn pinned(&self) -> Option<&Pinned> {
         match &self.registered {
-            Registered::Once(held) => held.as_ref().map(|held| &*held.pinned),
-            Registered::Kept { pinned, .. } => Some(pinned),
+            GrantRegistration::Once(held) => held.as_ref().map(|held| &*held.pinned),
+            GrantRegistration::Kept { pinned, .. } => Some(pinned),
         }
     }
 
     /// The address to which the peer directs its WRITEs (iova).
     pub fn addr(&self) -> u64 {
         let offset = match self.registered {
-            Registered::Once(_) => 0,
+            GrantRegistration::Once(_) => 0,
             // Here the whole buffer is registered, so the grant begins at its offset in the buffer.
-            Registered::Kept { .. } => self.range.start as u64,
+            GrantRegistration::Kept { .. } => self.range.start as u64,
         };
         self.pinned().map_or(0, |pinned| pinned.iova() + offset)
     }
@@ -129,8 +129,8 @@ impl NamedGrant {
     pub fn filled(self, len: usize) -> Bytes {
         let NamedGrant { range, registered } = self;
         let granting = match &registered {
-            Registered::Once(held) => held.as_ref().map(|held| &held.granting),
-            Registered::Kept { granting, .. } => Some(granting),
+            GrantRegistration::Once(held) => held.as_ref().map(|held| &held.granting),
+            GrantRegistration::Kept { granting, .. } => Some(granting),
         };
         let Some(lease) = granting.map(|granting| granting.0.clone()) else { return Bytes::new() };
         let end = range.start + len.min(range.len());
@@ -147,10 +147,10 @@ impl fmt::Debug for NamedGrant {
     }
 }
 
-impl Drop for Registered {
+impl Drop for GrantRegistration {
     fn drop(&mut self) {
-        if let Registered::Once(held) = self
-            && let Some(Held { pinned, granting }) = held.take()
+        if let GrantRegistration::Once(held) = self
+            && let Some(LeasedRegistration { pinned, granting }) = held.take()
         {
             // Do not deregister here, because unpinning takes time and the connection is locked.
             pinned.end_before(granting);

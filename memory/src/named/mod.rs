@@ -54,11 +54,11 @@ struct Buffer {
     owner: NonNull<dyn Any + Send>,
     /// The file of a [`LandableBuf`], which peers on this host can map.
     file: Option<Arc<OwnedFd>>,
-    state: Mutex<State>,
+    state: Mutex<BufferState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BufferState {
     /// Whether no call may claim the buffer any more.
     closed: bool,
     /// Whether a registration lasts until the buffer is closed.
@@ -181,10 +181,10 @@ impl NamedBuffer {
             state = self.0.state();
         }
         match *state {
-            State { taken: true, .. } => return Err(InUse::Taken),
-            State { claimed: true, .. } => return Err(InUse::Claimed),
-            State { views: views @ 1.., .. } => return Err(InUse::Viewed(views)),
-            State { .. } => {}
+            BufferState { taken: true, .. } => return Err(InUse::Taken),
+            BufferState { claimed: true, .. } => return Err(InUse::Claimed),
+            BufferState { views: views @ 1.., .. } => return Err(InUse::Viewed(views)),
+            BufferState { .. } => {}
         }
         // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the
         // lock. It is not claimed, so no peer, device or lease refers to the bytes, no registration
@@ -201,7 +201,7 @@ impl NamedBuffer {
 
 impl fmt::Debug for NamedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let State { claimed, granted, keeps, filled, views, .. } = *self.0.state();
+        let BufferState { claimed, granted, keeps, filled, views, .. } = *self.0.state();
         f.debug_struct("NamedBuffer")
             .field("len", &self.0.len)
             .field("claimed", &claimed)
@@ -214,13 +214,13 @@ impl fmt::Debug for NamedBuffer {
 }
 
 impl Buffer {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BufferState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the registration that an unclaimed buffer keeps, if any. The buffer counts as claimed
     /// until that is done.
-    fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, State>) {
+    fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, BufferState>) {
         let Some(kept) = state.kept.take() else { return };
         state.claimed = true;
         drop(state);

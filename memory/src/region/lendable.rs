@@ -97,7 +97,7 @@ impl LendableMemory {
 
     /// All of the memory.
     pub fn bytes(this: Arc<Self>) -> Bytes {
-        Bytes::from_owner(Whole(this))
+        Bytes::from_owner(LendableOwner(this))
     }
 
     /// The length in bytes, at least 1.
@@ -120,9 +120,9 @@ impl AsRef<[u8]> for LendableMemory {
 }
 
 /// The owner of bytes.
-struct Whole(Arc<LendableMemory>);
+struct LendableOwner(Arc<LendableMemory>);
 
-impl AsRef<[u8]> for Whole {
+impl AsRef<[u8]> for LendableOwner {
     fn as_ref(&self) -> &[u8] {
         (*self.0).as_ref()
     }

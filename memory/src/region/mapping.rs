@@ -24,7 +24,7 @@ const MIN_PAGE: usize = 4096;
 
 /// Where a mapping is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MapPlace {
     /// At an address that the kernel chooses, usually next to other mappings.
     Any,
     /// At an address that the kernel chooses, aligned to a huge page. Kernels before 6.7 align
@@ -54,7 +54,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes, a multiple of the page size.
-    pub(crate) fn new(len: usize, huge: HugePages, place: Place) -> Result<Self, PoolError> {
+    pub(crate) fn new(len: usize, huge: HugePages, place: MapPlace) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: AtomicBool = AtomicBool::new(false);
             // The page size is explicit, because the default may differ and only whole pages can be
@@ -79,7 +79,7 @@ impl Mapping {
             }
         }
         let huge = huge != HugePages::Off && len >= HUGE_PAGE;
-        let place = if huge && place == Place::Any { Place::HugePage } else { place };
+        let place = if huge && place == MapPlace::Any { MapPlace::HugePage } else { place };
         let mapping = Self::map(len, READ_WRITE, ANONYMOUS, None, place)
             .map_err(|source| PoolError::Map { len, source })?;
         if huge {
@@ -92,7 +92,7 @@ impl Mapping {
     /// pages are allocated, because a peer refuses a file with holes.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
-        let mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
+        let mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), MapPlace::Any)?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
@@ -104,7 +104,7 @@ impl Mapping {
     /// this mapping can write to it.
     pub(crate) fn lendable(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::allocated(c"tonic-rdma-lent", len)?;
-        let mut mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
+        let mut mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), MapPlace::Any)?;
         mapping.shared = false;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
@@ -117,7 +117,7 @@ impl Mapping {
     /// Maps a file to read it.
     pub(crate) fn read_only(len: usize, file: &OwnedFd) -> io::Result<Self> {
         let mut mapping =
-            Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file), Place::Any)?;
+            Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file), MapPlace::Any)?;
         mapping.shared = false;
         mapping.populate(libc::MADV_POPULATE_READ)?;
         Ok(mapping)
@@ -126,7 +126,7 @@ impl Mapping {
     /// Maps the file of a [`shared`](Self::shared) mapping a second time.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
-        Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(file), Place::Any)
+        Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(file), MapPlace::Any)
     }
 
     fn map(
@@ -134,7 +134,7 @@ impl Mapping {
         prot: libc::c_int,
         flags: libc::c_int,
         file: Option<&OwnedFd>,
-        place: Place,
+        place: MapPlace,
     ) -> io::Result<Self> {
         let map = |at: usize, len: usize| {
             let (at, fd) =
@@ -152,9 +152,9 @@ impl Mapping {
             let _ = unsafe { libc::munmap(ptr.as_ptr().cast(), len) };
         };
         let ptr = match place {
-            Place::Any => map(0, len)?,
-            Place::Random => map_at_random(len, |at| map(at, len), |ptr| unmap(ptr, len))?,
-            Place::HugePage => {
+            MapPlace::Any => map(0, len)?,
+            MapPlace::Random => map_at_random(len, |at| map(at, len), |ptr| unmap(ptr, len))?,
+            MapPlace::HugePage => {
                 let all = map(0, len + HUGE_PAGE)?;
                 let before = all.as_ptr().align_offset(HUGE_PAGE);
                 // SAFETY: the mapping is a huge page longer than what is kept of it (R8).
@@ -268,7 +268,7 @@ mod tests {
     fn mappings_at_random_places_are_ordinary_memory() {
         let len = 64 << 10;
         let mappings: Vec<Mapping> =
-            (0..32).map(|_| Mapping::new(len, HugePages::Off, Place::Random).unwrap()).collect();
+            (0..32).map(|_| Mapping::new(len, HugePages::Off, MapPlace::Random).unwrap()).collect();
         for (i, mapping) in mappings.iter().enumerate() {
             // SAFETY: the mapping is `len` bytes long, zeroed, and nobody else's (R8).
             let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.ptr().as_ptr(), len) };
@@ -305,7 +305,7 @@ mod tests {
     /// Makes 50 mappings of each kind, so that no address is aligned by chance.
     #[test]
     fn huge_pages_are_whole_wherever_they_lie() {
-        for place in [Place::Random, Place::Any] {
+        for place in [MapPlace::Random, MapPlace::Any] {
             for _ in 0..50 {
                 let mapping = Mapping::new(HUGE_PAGE, HugePages::Transparent, place).unwrap();
                 assert!(mapping.ptr().addr().get().is_multiple_of(HUGE_PAGE));
@@ -340,7 +340,7 @@ mod tests {
     fn a_mapping_of_a_huge_page_may_be_one() {
         let when = when_huge();
         for huge in [HugePages::Transparent, HugePages::Off] {
-            let mapping = Mapping::new(HUGE_PAGE, huge, Place::Any).unwrap();
+            let mapping = Mapping::new(HUGE_PAGE, huge, MapPlace::Any).unwrap();
             let start = mapping.ptr().addr().get();
             let eligible = smaps(start, "THPeligible:") == 1;
             match (when.as_str(), huge) {

@@ -13,16 +13,16 @@ use crate::process::PerProcess;
 type Job = (usize, Box<dyn Any + Send>);
 
 #[derive(Default)]
-struct Queue {
+struct DropQueue {
     jobs: Vec<Job>,
     /// Whether a thread takes the jobs.
     runs: bool,
 }
 
-static QUEUE: PerProcess<Mutex<Queue>> = PerProcess::new(Mutex::default);
+static QUEUE: PerProcess<Mutex<DropQueue>> = PerProcess::new(Mutex::default);
 static BYTES: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
-fn queue() -> MutexGuard<'static, Queue> {
+fn queue() -> MutexGuard<'static, DropQueue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

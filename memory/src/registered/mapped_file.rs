@@ -22,18 +22,18 @@ use crate::region::page::page;
 
 /// A range in the table. An entry is never freed, because a handler may be reading it. Free entries
 /// are reused.
-struct Entry {
+struct MappedRange {
     /// Odd while the range changes, so that the handler never uses parts of two ranges.
     version: AtomicU64,
     /// 0 if the entry is free.
     start: AtomicUsize,
     end: AtomicUsize,
     truncated: AtomicBool,
-    next: AtomicPtr<Entry>,
+    next: AtomicPtr<MappedRange>,
 }
 
 /// The newest entry.
-static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
+static TABLE: AtomicPtr<MappedRange> = AtomicPtr::new(null_mut());
 /// The lock for changes of the table.
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// The number of guarded ranges that have been found truncated and still exist.
@@ -46,11 +46,11 @@ static PAGE: AtomicUsize = AtomicUsize::new(0);
 /// Guards memory that is mapped from a file. While this value is alive, truncating the file does
 /// not end the process. Drop this value before the memory is unmapped.
 #[derive(Debug)]
-pub struct MappedFile(&'static Entry);
+pub struct MappedFile(&'static MappedRange);
 
-impl std::fmt::Debug for Entry {
+impl std::fmt::Debug for MappedRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("truncated", &self.truncated).finish_non_exhaustive()
+        f.debug_struct("MappedRange").field("truncated", &self.truncated).finish_non_exhaustive()
     }
 }
 
@@ -68,9 +68,9 @@ impl MappedFile {
         let _changes = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         install()?;
         let free = entries().find(|entry| entry.start.load(Relaxed) == 0);
-        let entry: &'static Entry = match free {
+        let entry: &'static MappedRange = match free {
             Some(entry) => entry,
-            None => Box::leak(Box::new(Entry {
+            None => Box::leak(Box::new(MappedRange {
                 version: AtomicU64::new(0),
                 start: AtomicUsize::new(0),
                 end: AtomicUsize::new(0),
@@ -101,7 +101,7 @@ impl Drop for MappedFile {
     }
 }
 
-impl Entry {
+impl MappedRange {
     fn set(&self, start: usize, end: usize) {
         self.version.fetch_add(1, SeqCst);
         self.start.store(start, SeqCst);
@@ -118,8 +118,8 @@ impl Entry {
     }
 }
 
-fn entries() -> impl Iterator<Item = &'static Entry> {
-    let at = |entry: &AtomicPtr<Entry>| {
+fn entries() -> impl Iterator<Item = &'static MappedRange> {
+    let at = |entry: &AtomicPtr<MappedRange>| {
         // SAFETY: entries are leaked, and so live for ever; an entry is complete when it is
         // published (Acquire and Release).
         unsafe { entry.load(Acquire).as_ref() }
@@ -158,7 +158,7 @@ pub fn truncated() -> io::Error {
 }
 
 #[cold]
-fn lies_in(bytes: &[u8], counts: impl Fn(&Entry) -> bool) -> bool {
+fn lies_in(bytes: &[u8], counts: impl Fn(&MappedRange) -> bool) -> bool {
     let start = bytes.as_ptr().addr();
     let end = start + bytes.len();
     entries().any(|entry| {
@@ -227,7 +227,7 @@ extern "C" fn on_sigbus(
 
 /// Maps zeros at the page of a fault, if it lies in a guarded range.
 fn mend(addr: usize) -> bool {
-    let lies_in = |entry: &&Entry| {
+    let lies_in = |entry: &&MappedRange| {
         let page = PAGE.load(SeqCst);
         entry.range().is_some_and(|(start, end)| {
             (start - start % page..end.next_multiple_of(page)).contains(&addr)

@@ -36,7 +36,7 @@ pub struct PoolRegistration(KeepAlive);
 
 /// The fields are dropped in their order: the keys stop working before the memory is dropped, and
 /// the registrar outlives the keys.
-struct Held {
+struct DeviceRegistration {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
     /// The first byte.
@@ -59,7 +59,7 @@ pub(crate) enum Owner {
 }
 
 /// A registration that is in the index.
-struct Registered(Option<Held>);
+struct Registered(Option<DeviceRegistration>);
 
 impl PoolRegistration {
     /// Registers `memory`. `file` is the file that the memory maps, if it may be lent to peers.
@@ -75,7 +75,8 @@ impl PoolRegistration {
         };
         let range = NonNull::slice_from_raw_parts(addr, len);
         let counted = if owner == Owner::Application { len } else { 0 };
-        // SAFETY: `memory` keeps the range readable, and is dropped after the registration: `Held`.
+        // SAFETY: `memory` keeps the range readable, and is dropped after the registration:
+        // `DeviceRegistration`.
         unsafe { Self::of_range(ledger, range, Some(memory), counted, file, None) }
     }
 
@@ -111,7 +112,7 @@ impl PoolRegistration {
         };
         ledger.counters.registrations.fetch_add(1, Relaxed);
         ledger.counters.application.fetch_add(counted, Relaxed);
-        let held = Held {
+        let held = DeviceRegistration {
             registration: Some(registration),
             start: addr.addr().get(),
             len,
@@ -204,7 +205,7 @@ impl Drop for Registered {
     }
 }
 
-impl Drop for Held {
+impl Drop for DeviceRegistration {
     fn drop(&mut self) {
         self.registration = None;
         // Connections may wait until the process can pin memory again.

@@ -13,7 +13,7 @@ use http::Request;
 use tokio::time::{Instant, interval};
 use tonic::body::Body;
 use tonic_rdma::{Context, FabricKind, Path, Pool, PoolConfig};
-use tonic_rdma_fabric::bare::{self, Bare, Limits};
+use tonic_rdma_fabric::bare::{self, Bare, BareLimits};
 use tonic_rdma_fabric::{Addr, Fabric, Lending, ShmAccess};
 use tonic_rdma_proto::frame::Frame;
 use tonic_rdma_proto::{Config, Hello, LentBody, LentPlace};
@@ -213,7 +213,7 @@ async fn writes(at: SocketAddr) {
     let pool = Pool::new(PoolConfig::default().total(16 << 20), fabric.registrar()).unwrap();
     let hello = Hello::new(grant.ticket[..].try_into().unwrap(), Config::default().settings());
     let connected = fabric.connect(&addr, &bare::config(), &pool, &hello.encode(), LIMIT).await;
-    let mut bare = Bare::open(connected.unwrap().link, pool, Limits::default()).await.unwrap();
+    let mut bare = Bare::open(connected.unwrap().link, pool, BareLimits::default()).await.unwrap();
     println!("begun");
     panic!("{:?}", bare.written(1, usize::MAX, 8).await);
 }

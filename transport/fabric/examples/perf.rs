@@ -12,7 +12,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits, MAX_ECHOES};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits, MAX_ECHOES};
 use tonic_rdma_fabric::{Addr, Fabric, Lending, LinkConfig, LinkError, ShmAccess, ShmAddr};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ECHOES: usize = 5000;
 const WINDOW: usize = 16;
 const SIZES: [(usize, usize); 3] = [(4096, 5000), (65536, 1000), (1 << 20, 100)];
-const LIMITS: Limits = Limits {
+const LIMITS: BareLimits = BareLimits {
     places: 8,
     place_len: 1 << 20,
     landing_part: 1,

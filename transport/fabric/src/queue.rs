@@ -13,7 +13,7 @@ use crate::error::Verb;
 
 /// Memory outside the SEND slots that posted work keeps from being reused (R10).
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum HeldMemory {
     /// A SEND slot, which is part of the control block.
     Slot,
     /// Staging, which is also part of the control block, but scarce.
@@ -25,12 +25,12 @@ pub(crate) enum Held {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueueEntry {
     id: u64,
     verb: Verb,
     signalled: bool,
     urgent: bool,
-    _held: Held,
+    _held: HeldMemory,
 }
 
 /// The work requests of one send queue.
@@ -45,7 +45,7 @@ pub(crate) struct SendQueue {
     holds_memory: bool,
     /// Sequence number of the first entry.
     first: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<QueueEntry>,
     /// Number of SEND slots of the block.
     send_slots: usize,
     /// Number of entries in flight that hold more than a SEND slot, or whose completion was
@@ -101,18 +101,18 @@ impl SendQueue {
     /// Takes a place and returns the sequence number of the request. The caller has checked that
     /// there is [`room`](Self::room).
     #[inline]
-    pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
+    pub(crate) fn push(&mut self, id: u64, verb: Verb, held: HeldMemory, signal: bool) -> u64 {
         let seq = self.first + self.entries.len() as u64;
-        self.holds_memory |= !matches!(held, Held::Slot);
+        self.holds_memory |= !matches!(held, HeldMemory::Slot);
         self.unsignalled += 1;
         let signalled = signal || self.unsignalled >= self.signal_interval;
         if signalled {
             self.unsignalled = 0;
             self.holds_memory = false;
         }
-        let urgent = signal || !matches!(held, Held::Slot);
+        let urgent = signal || !matches!(held, HeldMemory::Slot);
         self.urgent += usize::from(urgent);
-        self.entries.push_back(Entry { id, verb, signalled, urgent, _held: held });
+        self.entries.push_back(QueueEntry { id, verb, signalled, urgent, _held: held });
         seq
     }
 
@@ -157,7 +157,7 @@ impl SendQueue {
         self.entry(seq).map_or(Verb::SendOrWrite, |e| e.verb)
     }
 
-    fn entry(&self, seq: u64) -> Option<&Entry> {
+    fn entry(&self, seq: u64) -> Option<&QueueEntry> {
         self.entries.get(usize::try_from(seq.checked_sub(self.first)?).ok()?)
     }
 
@@ -189,7 +189,7 @@ impl SendQueue {
 mod tests {
     use super::*;
 
-    fn push(q: &mut SendQueue, id: u64, held: Held) -> u64 {
+    fn push(q: &mut SendQueue, id: u64, held: HeldMemory) -> u64 {
         q.push(id, Verb::Send, held, false)
     }
 
@@ -205,7 +205,8 @@ mod tests {
             (8, 1, 1),
         ] {
             let mut q = SendQueue::new(depth, slots);
-            let seqs: Vec<u64> = (0..depth as u64).map(|id| push(&mut q, id, Held::Slot)).collect();
+            let seqs: Vec<u64> =
+                (0..depth as u64).map(|id| push(&mut q, id, HeldMemory::Slot)).collect();
             let signalled: Vec<u64> = seqs.into_iter().filter(|seq| q.is_signalled(*seq)).collect();
             assert_eq!(q.room(), 0);
             assert_eq!(signalled.len(), depth / signal_interval, "depth {depth}, slots {slots}");
@@ -221,7 +222,7 @@ mod tests {
     fn a_completion_frees_all_before_it() {
         let mut q = SendQueue::new(16, 64);
         for id in 100..110 {
-            push(&mut q, id, Held::Slot);
+            push(&mut q, id, HeldMemory::Slot);
         }
         assert_eq!(q.complete(3), Some(103));
         assert_eq!(q.room(), 10);
@@ -229,19 +230,19 @@ mod tests {
         assert_eq!(q.complete(42), None, "never posted");
         assert_eq!(q.complete(9), Some(109));
         assert_eq!(q.room(), 16);
-        assert_eq!(push(&mut q, 7, Held::Slot), 10);
+        assert_eq!(push(&mut q, 7, HeldMemory::Slot), 10);
         assert_eq!(q.complete(10), Some(7));
     }
 
     #[test]
     fn a_batch_that_holds_memory_ends_signalled() {
         let mut q = SendQueue::new(128, 64);
-        push(&mut q, 1, Held::Staging);
-        let last = push(&mut q, 2, Held::Slot);
+        push(&mut q, 1, HeldMemory::Staging);
+        let last = push(&mut q, 2, HeldMemory::Slot);
         assert!(!q.is_signalled(last));
         q.end_batch();
         assert!(q.is_signalled(last));
-        let slot = push(&mut q, 3, Held::Slot);
+        let slot = push(&mut q, 3, HeldMemory::Slot);
         q.end_batch();
         assert!(!q.is_signalled(slot), "SEND slots alone do not cost a completion");
     }
@@ -249,10 +250,10 @@ mod tests {
     #[test]
     fn a_request_for_a_completion_is_signalled_and_counts() {
         let mut q = SendQueue::new(16, 64);
-        push(&mut q, 1, Held::Slot);
-        let seq = q.push(2, Verb::Send, Held::Slot, true);
+        push(&mut q, 1, HeldMemory::Slot);
+        let seq = q.push(2, Verb::Send, HeldMemory::Slot, true);
         assert!(q.is_signalled(seq));
-        let next = (0..4).map(|id| push(&mut q, id, Held::Slot)).collect::<Vec<_>>();
+        let next = (0..4).map(|id| push(&mut q, id, HeldMemory::Slot)).collect::<Vec<_>>();
         assert_eq!(
             next.iter().map(|s| q.is_signalled(*s)).collect::<Vec<_>>(),
             [false, false, false, true]
@@ -263,17 +264,17 @@ mod tests {
     fn payload_requested_completions_and_a_half_full_queue_are_waited_for() {
         let mut q = SendQueue::new(128, 8);
         for id in 0..4 {
-            push(&mut q, id, Held::Slot);
+            push(&mut q, id, HeldMemory::Slot);
             assert!(!q.is_waited_for());
         }
-        push(&mut q, 4, Held::Slot);
+        push(&mut q, 4, HeldMemory::Slot);
         assert!(q.is_waited_for(), "more than half of the SEND slots");
         q.complete(4);
         assert!(!q.is_waited_for());
-        push(&mut q, 5, Held::Staging);
+        push(&mut q, 5, HeldMemory::Staging);
         assert!(q.is_waited_for());
         q.complete(5);
-        q.push(6, Verb::Send, Held::Slot, true);
+        q.push(6, Verb::Send, HeldMemory::Slot, true);
         assert!(q.is_waited_for());
         q.complete(6);
         assert!(!q.is_waited_for());
@@ -284,7 +285,7 @@ mod tests {
         let mut q = SendQueue::new(4, 64);
         assert!(q.begin_probe(Verb::Read) && !q.begin_probe(Verb::Read), "one at a time");
         assert!(q.is_waited_for());
-        let last = (0..3).map(|id| push(&mut q, id, Held::Slot)).last().unwrap();
+        let last = (0..3).map(|id| push(&mut q, id, HeldMemory::Slot)).last().unwrap();
         assert_eq!(q.room(), 0);
         // The completion of a SEND that overtakes the probe does not cover it.
         assert_eq!(q.complete(last), Some(2));
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!((q.end_probe(), q.end_probe()), (Some(Verb::Read), None));
         assert!(!q.is_waited_for());
         for id in 0..4 {
-            push(&mut q, id, Held::Slot);
+            push(&mut q, id, HeldMemory::Slot);
         }
         assert!(!q.begin_probe(Verb::Write), "the queue is full");
     }
@@ -300,10 +301,10 @@ mod tests {
     #[test]
     fn clear_keeps_the_numbering() {
         let mut q = SendQueue::new(16, 64);
-        push(&mut q, 1, Held::Slot);
+        push(&mut q, 1, HeldMemory::Slot);
         q.clear();
         assert_eq!(q.in_flight(), 0);
         assert_eq!(q.complete(0), None);
-        assert_eq!(push(&mut q, 2, Held::Slot), 1);
+        assert_eq!(push(&mut q, 2, HeldMemory::Slot), 1);
     }
 }

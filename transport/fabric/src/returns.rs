@@ -6,10 +6,10 @@ use std::task::Waker;
 
 /// The leases of one link's peer whose bytes are no longer read. The peer has not been told yet.
 #[derive(Debug, Default)]
-pub(crate) struct Returns(Mutex<State>);
+pub(crate) struct Returns(Mutex<ReturnsState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ReturnsState {
     leases: Vec<u32>,
     waker: Option<Waker>,
 }

@@ -11,7 +11,7 @@ use crate::file::OwnedFd;
 
 /// Where a mapping is placed. On these systems the allocator always chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MapPlace {
     /// Anywhere.
     Any,
     /// At an address that peers cannot guess.
@@ -33,7 +33,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Allocates `len` bytes, a multiple of the page size.
-    pub(crate) fn new(len: usize, _huge: HugePages, _place: Place) -> Result<Self, PoolError> {
+    pub(crate) fn new(len: usize, _huge: HugePages, _place: MapPlace) -> Result<Self, PoolError> {
         let none = |kind: io::ErrorKind| PoolError::Map { len, source: kind.into() };
         let layout = Layout::from_size_align(len, page()).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or_else(|| none(io::ErrorKind::InvalidInput))?;
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn memory_is_zeroed_and_page_aligned() {
         let len = 3 * page();
-        let mapping = Mapping::new(len, HugePages::Off, Place::Random).unwrap();
+        let mapping = Mapping::new(len, HugePages::Off, MapPlace::Random).unwrap();
         assert_eq!((mapping.len(), mapping.ptr().addr().get() % page()), (len, 0));
         // SAFETY: `len` bytes that this test alone uses, until the mapping is dropped (R8).
         let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.ptr().as_ptr(), len) };
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_size_that_no_memory_has_is_an_error() {
         for len in [0, isize::MAX as usize] {
-            let error = Mapping::new(len, HugePages::Off, Place::Any).unwrap_err();
+            let error = Mapping::new(len, HugePages::Off, MapPlace::Any).unwrap_err();
             assert!(matches!(error, PoolError::Map { len: told, .. } if told == len), "{error:?}");
         }
     }

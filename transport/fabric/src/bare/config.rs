@@ -22,7 +22,7 @@ pub fn config() -> LinkConfig {
 
 /// The memory that one end grants to the other, and the work that it does on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct BareLimits {
     /// Number of places for WRITEs, at most 16. WRITEs in flight go to different places, like
     /// messages that have not been read yet.
     pub places: usize,
@@ -43,7 +43,7 @@ pub struct Limits {
     pub requested_writes: u64,
 }
 
-impl Default for Limits {
+impl Default for BareLimits {
     /// 8 places of 1 MiB in at most an eighth of the landing memory, one source for all WRITEs, and
     /// 1 GiB or 16,384 WRITEs a request.
     fn default() -> Self {

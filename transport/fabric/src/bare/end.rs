@@ -10,9 +10,9 @@ use std::task::Poll;
 use bytes::{BufMut as _, Bytes};
 use tonic_rdma_memory::{LandingBuf, Pool};
 
-use super::config::{Limits, SLOT, SLOTS};
+use super::config::{BareLimits, SLOT, SLOTS};
 use super::error::BareError;
-use super::message::{self, MAX_PLACES, Message, Place, Writes};
+use super::message::{self, BareMessage, BarePlace, MAX_PLACES, Writes};
 
 use crate::link::{Completion, Link, Posted, Shared, Work, WriteSource};
 use crate::provider::AnyLink;
@@ -26,13 +26,13 @@ const SHORTEST: usize = 4096;
 const MAX_IN_FLIGHT: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct BareEnd {
     // Fields are dropped in this order, so the queue pair is destroyed before the memory that it
     // reads and writes (R9).
     link: AnyLink,
     /// The source of WRITEs, in pool memory.
     source: Bytes,
-    limits: Limits,
+    limits: BareLimits,
     /// The buffers to which the other end may WRITE. They are never read.
     landing: Vec<LandingBuf>,
     /// Bytes of each buffer in `landing`.
@@ -46,11 +46,11 @@ pub(super) struct End {
     done: u64,
     sends: usize,
     /// The places to which this end may WRITE.
-    places: Vec<Place>,
+    places: Vec<BarePlace>,
 }
 
-impl End {
-    pub(super) fn new(link: AnyLink, pool: Pool, limits: Limits) -> Self {
+impl BareEnd {
+    pub(super) fn new(link: AnyLink, pool: Pool, limits: BareLimits) -> Self {
         Self {
             link,
             source: Bytes::new(),
@@ -102,7 +102,7 @@ impl End {
     }
 
     /// Posts queued work, and waits for the next message.
-    pub(super) async fn receive(&mut self) -> Result<Message, BareError> {
+    pub(super) async fn receive(&mut self) -> Result<BareMessage, BareError> {
         loop {
             if let Some((slot, len)) = self.received.pop_front() {
                 self.message.clear();
@@ -193,8 +193,11 @@ impl End {
             self.landing.push(place);
         }
         self.granted = if self.landing.is_empty() { 0 } else { len };
-        let granted =
-            |place: &LandingBuf| Place { addr: place.addr(), rkey: place.rkey(), len: len as u32 };
+        let granted = |place: &LandingBuf| BarePlace {
+            addr: place.addr(),
+            rkey: place.rkey(),
+            len: len as u32,
+        };
         let granted: Vec<_> = self.landing.iter().map(granted).collect();
         message::places(&granted, &mut self.message);
         self.send().await
@@ -204,7 +207,7 @@ impl End {
         !self.landing.is_empty()
     }
 
-    pub(super) fn set_places(&mut self, places: Vec<Place>) {
+    pub(super) fn set_places(&mut self, places: Vec<BarePlace>) {
         self.places = places;
     }
 

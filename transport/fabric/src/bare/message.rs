@@ -17,7 +17,7 @@ const PLACE_LEN: usize = 16;
 
 /// Memory that the other end may WRITE to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BarePlace {
     pub(super) addr: u64,
     pub(super) rkey: u32,
     /// Bytes.
@@ -33,9 +33,9 @@ pub(super) struct Writes {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum BareMessage {
     Echo,
-    Places(Vec<Place>),
+    Places(Vec<BarePlace>),
     Write(Writes),
     Written,
 }
@@ -52,7 +52,7 @@ pub(super) fn echo(len: usize, out: &mut Vec<u8>) {
     out[0] = ECHO;
 }
 
-pub(super) fn places(places: &[Place], out: &mut Vec<u8>) {
+pub(super) fn places(places: &[BarePlace], out: &mut Vec<u8>) {
     out.clear();
     out.push(PLACES);
     for place in places.iter().take(MAX_PLACES) {
@@ -76,21 +76,23 @@ pub(super) fn written(out: &mut Vec<u8>) {
 }
 
 /// Decodes an untrusted message.
-pub(super) fn decode(bytes: &[u8]) -> Result<Message, BareError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<BareMessage, BareError> {
     let unknown = || BareError::Message(format!("{} bytes: {:02x?}", bytes.len(), head(bytes)));
     let (kind, fields) = bytes.split_first().ok_or_else(unknown)?;
     match *kind {
-        ECHO => Ok(Message::Echo),
+        ECHO => Ok(BareMessage::Echo),
         PLACES
             if fields.len().is_multiple_of(PLACE_LEN) && fields.len() <= MAX_PLACES * PLACE_LEN =>
         {
-            Ok(Message::Places(fields.chunks_exact(PLACE_LEN).filter_map(place).collect()))
+            Ok(BareMessage::Places(fields.chunks_exact(PLACE_LEN).filter_map(place).collect()))
         }
         WRITE => match words(fields) {
-            Some([len, count, in_flight]) => Ok(Message::Write(Writes { len, count, in_flight })),
+            Some([len, count, in_flight]) => {
+                Ok(BareMessage::Write(Writes { len, count, in_flight }))
+            }
             None => Err(unknown()),
         },
-        WRITTEN if fields.is_empty() => Ok(Message::Written),
+        WRITTEN if fields.is_empty() => Ok(BareMessage::Written),
         _ => Err(unknown()),
     }
 }
@@ -99,10 +101,10 @@ fn head(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(16)]
 }
 
-fn place(bytes: &[u8]) -> Option<Place> {
+fn place(bytes: &[u8]) -> Option<BarePlace> {
     let (addr, rest) = bytes.split_first_chunk()?;
     let [rkey, len] = words(rest)?;
-    Some(Place { addr: u64::from_le_bytes(*addr), rkey, len })
+    Some(BarePlace { addr: u64::from_le_bytes(*addr), rkey, len })
 }
 
 fn words<const N: usize>(bytes: &[u8]) -> Option<[u32; N]> {
@@ -126,16 +128,16 @@ mod tests {
     fn messages_survive_the_wire() {
         let mut out = Vec::new();
         echo(64, &mut out);
-        assert_eq!((out.len(), decode(&out).unwrap()), (64, Message::Echo));
-        let all = [Place { addr: u64::MAX, rkey: 7, len: 1 << 20 }; MAX_PLACES];
+        assert_eq!((out.len(), decode(&out).unwrap()), (64, BareMessage::Echo));
+        let all = [BarePlace { addr: u64::MAX, rkey: 7, len: 1 << 20 }; MAX_PLACES];
         places(&all, &mut out);
         assert!(out.len() <= MAX_LEN);
-        assert_eq!(decode(&out).unwrap(), Message::Places(all.into()));
+        assert_eq!(decode(&out).unwrap(), BareMessage::Places(all.into()));
         let writes = Writes { len: 4096, count: u32::MAX, in_flight: 8 };
         write(writes, &mut out);
-        assert_eq!(decode(&out).unwrap(), Message::Write(writes));
+        assert_eq!(decode(&out).unwrap(), BareMessage::Write(writes));
         written(&mut out);
-        assert_eq!(decode(&out).unwrap(), Message::Written);
+        assert_eq!(decode(&out).unwrap(), BareMessage::Written);
     }
 
     #[test]

@@ -14,11 +14,11 @@ mod tests;
 
 use tonic_rdma_memory::Pool;
 
-pub use self::config::{Limits, MAX_ECHOES, config};
+pub use self::config::{BareLimits, MAX_ECHOES, config};
 pub use self::error::BareError;
 
-use crate::bare::end::End;
-use crate::bare::message::{Message, Writes};
+use crate::bare::end::BareEnd;
+use crate::bare::message::{BareMessage, Writes};
 #[cfg(doc)]
 use crate::error::LinkError;
 use crate::provider::AnyLink;
@@ -33,20 +33,20 @@ use crate::provider::AnyLink;
 ///
 /// # Cancel safety
 /// Dropping the future ends the connection.
-pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), BareError> {
-    let mut end = End::new(link, pool, limits);
+pub async fn serve(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<(), BareError> {
+    let mut end = BareEnd::new(link, pool, limits);
     loop {
         match end.receive().await? {
-            Message::Echo => end.send_back().await?,
-            Message::Places(_) if end.has_granted() => {
+            BareMessage::Echo => end.send_back().await?,
+            BareMessage::Places(_) if end.has_granted() => {
                 return Err(BareError::Message("places were granted before".into()));
             }
-            Message::Places(places) => {
+            BareMessage::Places(places) => {
                 end.set_places(places);
                 // The places are as long as the peer's, so WRITEs are alike in both directions.
                 end.send_places(end.longest_place()).await?;
             }
-            Message::Write(writes) => {
+            BareMessage::Write(writes) => {
                 let wanted = u64::from(writes.len) * u64::from(writes.count);
                 if wanted > limits.requested || writes.len as usize > limits.place_len {
                     return Err(BareError::TooMuch { wanted, limit: limits.requested });
@@ -69,9 +69,9 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
 /// and the connection must then be dropped.
 #[derive(Debug)]
 pub struct Bare {
-    end: End,
+    end: BareEnd,
     granted: usize,
-    limits: Limits,
+    limits: BareLimits,
 }
 
 impl Bare {
@@ -79,11 +79,11 @@ impl Bare {
     ///
     /// # Errors
     /// The link fails, memory cannot be registered, or the other end does not serve.
-    pub async fn open(link: AnyLink, pool: Pool, limits: Limits) -> Result<Self, BareError> {
-        let mut end = End::new(link, pool, limits);
+    pub async fn open(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<Self, BareError> {
+        let mut end = BareEnd::new(link, pool, limits);
         end.send_places(limits.place_len).await?;
         match end.receive().await? {
-            Message::Places(places) => end.set_places(places),
+            BareMessage::Places(places) => end.set_places(places),
             message => return Err(BareError::Message(format!("{message:?}"))),
         }
         let granted = end.granted();
@@ -115,7 +115,7 @@ impl Bare {
                 sent += 1;
             }
             match self.end.receive().await? {
-                Message::Echo => back += 1,
+                BareMessage::Echo => back += 1,
                 message => return Err(BareError::Message(format!("{message:?}"))),
             }
         }
@@ -140,7 +140,7 @@ impl Bare {
     }
 
     /// Makes the other end WRITE to this end in the same way, by requests of at most
-    /// [`Limits::requested`] bytes and [`Limits::requested_writes`] WRITEs.
+    /// [`BareLimits::requested`] bytes and [`BareLimits::requested_writes`] WRITEs.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
@@ -153,7 +153,7 @@ impl Bare {
         if len > self.granted {
             return Err(BareError::TooLong { len, longest: self.granted });
         }
-        let Limits { requested, requested_writes, .. } = self.limits;
+        let BareLimits { requested, requested_writes, .. } = self.limits;
         let at_a_time = requested.checked_div(len as u64).unwrap_or(u64::MAX).min(requested_writes);
         let at_a_time = at_a_time.clamp(1, u32::MAX.into()) as usize;
         let mut left = count;
@@ -161,7 +161,7 @@ impl Bare {
             let part = left.min(at_a_time);
             self.end.send_writes(writes(len, part, in_flight)).await?;
             match self.end.receive().await? {
-                Message::Written => left -= part,
+                BareMessage::Written => left -= part,
                 message => return Err(BareError::Message(format!("{message:?}"))),
             }
         }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 use super::config::SLOTS;
-use super::message::{self, Place, Writes};
+use super::message::{self, BarePlace, Writes};
 use super::*;
 use crate::provider::Fabric;
 use crate::sim::{InstantCounts, InstantLink, InstantPeer, SimConfig, SimNet};
@@ -46,7 +46,7 @@ fn peer(first: Vec<Vec<u8>>, then: Vec<u8>) -> (AnyLink, Arc<InstantCounts>) {
 
 fn places() -> Vec<u8> {
     let mut out = Vec::new();
-    message::places(&[Place { addr: 4096, rkey: 7, len: 1 << 20 }], &mut out);
+    message::places(&[BarePlace { addr: 4096, rkey: 7, len: 1 << 20 }], &mut out);
     out
 }
 
@@ -69,7 +69,7 @@ async fn turns(endless: impl Future, counts: &InstantCounts) -> Vec<u64> {
 async fn leaves(first: Vec<Vec<u8>>, then: Vec<u8>) {
     let (link, counts) = peer(first, then);
     // A request is refused by its WRITEs, and the loop leaves whatever the limit is.
-    let limits = Limits { requested_writes: u64::MAX, ..Limits::default() };
+    let limits = BareLimits { requested_writes: u64::MAX, ..BareLimits::default() };
     let turns = turns(serve(link, pool(), limits), &counts).await;
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
 }
@@ -99,7 +99,7 @@ async fn echoes_leave_the_turn() {
 #[tokio::test]
 async fn copied_bytes_are_charged() {
     let (link, counts) = peer(vec![places()], writes(1 << 20, 1 << 10, 8));
-    let turns = turns(serve(link, pool(), Limits::default()), &counts).await;
+    let turns = turns(serve(link, pool(), BareLimits::default()), &counts).await;
     // One look at the link fills all RECVs.
     let looks = 2 * SLOTS as u64;
     let total = turns.iter().sum::<u64>() - looks;
@@ -113,7 +113,7 @@ async fn a_measurement_leaves_the_turn() {
     message::echo(1, &mut echo);
     let (link, counts) = peer(vec![places()], echo);
     let measured = async {
-        let mut bare = Bare::open(link, pool(), Limits::default()).await.unwrap();
+        let mut bare = Bare::open(link, pool(), BareLimits::default()).await.unwrap();
         loop {
             bare.write(1, 1 << 20, 1000).await.unwrap();
             bare.echo(64, 1 << 20, 16).await.unwrap();

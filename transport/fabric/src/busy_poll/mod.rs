@@ -109,7 +109,7 @@ impl WaitEstimate {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum PollState {
     /// Nothing has been sent or received since this end last slept.
     Idle,
     /// A wait begins as soon as the queue is empty.
@@ -125,21 +125,21 @@ enum State {
     },
 }
 
-impl State {
+impl PollState {
     /// The kind of the wait that has begun or is about to begin.
     fn kind(self) -> Option<WaitKind> {
         match self {
-            State::Idle => None,
-            State::Ready(kind) | State::Polling { kind, .. } | State::Sleeping { kind, .. } => {
-                Some(kind)
-            }
+            PollState::Idle => None,
+            PollState::Ready(kind)
+            | PollState::Polling { kind, .. }
+            | PollState::Sleeping { kind, .. } => Some(kind),
         }
     }
 }
 
 /// The next step when the queue is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum PollStep {
     /// Poll again, after other tasks have run.
     PollAgain,
     /// Sleep until the peer wakes this end.
@@ -159,7 +159,7 @@ pub(crate) struct BusyPoll<M = Host> {
     peer_sleeps: bool,
     /// Whether `peer_sleeps` is a guess.
     peer_sleeps_is_guess: bool,
-    state: State,
+    state: PollState,
     /// The wait that the last message ended, if one had begun.
     ended: Option<WaitKind>,
     machine: M,
@@ -182,7 +182,7 @@ impl<M: Machine> BusyPoll<M> {
             sent: WaitEstimate::default(),
             peer_sleeps: false,
             peer_sleeps_is_guess: false,
-            state: State::Idle,
+            state: PollState::Idle,
             ended: None,
             machine,
         }
@@ -235,21 +235,21 @@ impl<M: Machine> BusyPoll<M> {
     /// sleeping if the last answer took longer than a wake-up.
     pub(crate) fn sent(&mut self, woken: Option<bool>) {
         match self.state {
-            State::Idle | State::Ready(WaitKind::Received) => self.begin_wait(woken),
-            State::Ready(WaitKind::Sent) | State::Polling { kind: WaitKind::Sent, .. } => {
+            PollState::Idle | PollState::Ready(WaitKind::Received) => self.begin_wait(woken),
+            PollState::Ready(WaitKind::Sent) | PollState::Polling { kind: WaitKind::Sent, .. } => {
                 self.peer_sleeps |= woken == Some(true);
             }
-            State::Polling { kind: WaitKind::Received, since, until } => {
+            PollState::Polling { kind: WaitKind::Received, since, until } => {
                 // No message came before this end sent.
                 self.poll_failed(WaitKind::Received, since, until);
                 self.learn(WaitKind::Received, Duration::MAX);
                 self.begin_wait(woken);
             }
-            State::Sleeping { kind: WaitKind::Received, .. } => {
+            PollState::Sleeping { kind: WaitKind::Received, .. } => {
                 self.learn(WaitKind::Received, Duration::MAX);
                 self.begin_wait(woken);
             }
-            State::Sleeping { kind: WaitKind::Sent, since } => {
+            PollState::Sleeping { kind: WaitKind::Sent, since } => {
                 if self.machine.now().saturating_duration_since(since)
                     > self.cost * PRICE * MAX_PRICES
                 {
@@ -268,8 +268,8 @@ impl<M: Machine> BusyPoll<M> {
         self.peer_sleeps_is_guess = woken.is_none();
         self.peer_sleeps = woken.unwrap_or(self.peer_sleeps);
         self.state = match self.poll_length(WaitKind::Sent) {
-            Some(_) => State::Ready(WaitKind::Sent),
-            None => State::Sleeping { kind: WaitKind::Sent, since: self.machine.now() },
+            Some(_) => PollState::Ready(WaitKind::Sent),
+            None => PollState::Sleeping { kind: WaitKind::Sent, since: self.machine.now() },
         };
     }
 
@@ -282,16 +282,16 @@ impl<M: Machine> BusyPoll<M> {
     /// Whether polling is worthwhile now.
     pub(crate) fn is_ready(&self) -> bool {
         match self.state {
-            State::Ready(kind) => self.allowed_poll(kind, || self.machine.now()).is_some(),
-            State::Idle | State::Polling { .. } | State::Sleeping { .. } => false,
+            PollState::Ready(kind) => self.allowed_poll(kind, || self.machine.now()).is_some(),
+            PollState::Idle | PollState::Polling { .. } | PollState::Sleeping { .. } => false,
         }
     }
 
     /// Records a message. Returns whether this end polled for the message.
     pub(crate) fn received(&mut self) -> bool {
-        let polled = matches!(self.state, State::Polling { .. });
+        let polled = matches!(self.state, PollState::Polling { .. });
         match self.state {
-            State::Polling { kind, since, .. } => {
+            PollState::Polling { kind, since, .. } => {
                 let took = if self.peer_wake_ups(kind) == 0 {
                     // The wait took at most the price of a sleep, so this end need not read the
                     // clock.
@@ -304,25 +304,25 @@ impl<M: Machine> BusyPoll<M> {
                 self.estimate_mut(kind).hit = true;
                 self.learn(kind, took);
             }
-            State::Sleeping { kind, since } => {
+            PollState::Sleeping { kind, since } => {
                 let waited = self.machine.now().saturating_duration_since(since);
                 self.peer_sleeps |=
                     self.peer_sleeps_is_guess && kind == WaitKind::Sent && waited > self.cost * 2;
                 let wake_ups = self.cost * (1 + self.peer_wake_ups(kind));
                 self.learn(kind, waited.saturating_sub(wake_ups));
             }
-            State::Idle | State::Ready(_) => {}
+            PollState::Idle | PollState::Ready(_) => {}
         }
         self.ended = self.state.kind();
-        self.state = State::Ready(WaitKind::Received);
+        self.state = PollState::Ready(WaitKind::Received);
         polled
     }
 
     /// Continues the wait that the last message ended, because the message only concerned the
     /// transport.
     pub(crate) fn wait_goes_on(&mut self) {
-        if let State::Ready(WaitKind::Received) = self.state {
-            self.state = self.ended.map_or(State::Idle, State::Ready);
+        if let PollState::Ready(WaitKind::Received) = self.state {
+            self.state = self.ended.map_or(PollState::Idle, PollState::Ready);
         }
     }
 
@@ -332,40 +332,40 @@ impl<M: Machine> BusyPoll<M> {
         &mut self,
         on_other_processor: bool,
         has_work: impl Fn() -> bool,
-    ) -> Next {
+    ) -> PollStep {
         let (kind, since, until) = match self.state {
-            State::Idle | State::Sleeping { .. } => return Next::Sleep,
+            PollState::Idle | PollState::Sleeping { .. } => return PollStep::Sleep,
             // A wait for a peer on the same processor does not show whether polling pays.
-            State::Ready(_) if !on_other_processor => {
-                self.state = State::Idle;
-                return Next::Sleep;
+            PollState::Ready(_) if !on_other_processor => {
+                self.state = PollState::Idle;
+                return PollStep::Sleep;
             }
-            State::Ready(kind) => {
+            PollState::Ready(kind) => {
                 let now = self.machine.now();
                 match self.allowed_poll(kind, || now) {
                     Some(poll_length) => (kind, now, now + poll_length),
                     None => {
-                        self.state = State::Sleeping { kind, since: now };
-                        return Next::Sleep;
+                        self.state = PollState::Sleeping { kind, since: now };
+                        return PollStep::Sleep;
                     }
                 }
             }
-            State::Polling { kind, since, until } => (kind, since, until),
+            PollState::Polling { kind, since, until } => (kind, since, until),
         };
-        self.state = State::Polling { kind, since, until };
+        self.state = PollState::Polling { kind, since, until };
         for _ in 0..SPINS {
             if has_work() {
-                return Next::PollAgain;
+                return PollStep::PollAgain;
             }
             std::hint::spin_loop();
         }
         if self.machine.now() < until && on_other_processor {
-            return Next::PollAgain;
+            return PollStep::PollAgain;
         }
         self.poll_failed(kind, since, until);
         // The wait began with the poll.
-        self.state = State::Sleeping { kind, since };
-        Next::Sleep
+        self.state = PollState::Sleeping { kind, since };
+        PollStep::Sleep
     }
 
     /// Records a poll that has ended without success.

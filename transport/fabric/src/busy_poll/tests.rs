@@ -63,8 +63,8 @@ impl BusyPoll<Fake> {
                 return false;
             }
             match self.on_empty(true, || false) {
-                Next::PollAgain => self.pass(left.min(self.cost / 16)),
-                Next::Sleep => return true,
+                PollStep::PollAgain => self.pass(left.min(self.cost / 16)),
+                PollStep::Sleep => return true,
             };
         }
     }
@@ -339,10 +339,10 @@ fn a_stream_is_polled_for() {
 #[test]
 fn an_idle_end_and_one_beside_its_peer_sleep_at_once() {
     let mut end = end(Duration::from_micros(100));
-    assert_eq!(end.on_empty(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), PollStep::Sleep);
     end.received();
-    assert_eq!(end.on_empty(false, || false), Next::Sleep, "on one processor");
-    assert_eq!(end.on_empty(true, || false), Next::Sleep, "it sleeps already");
+    assert_eq!(end.on_empty(false, || false), PollStep::Sleep, "on one processor");
+    assert_eq!(end.on_empty(true, || false), PollStep::Sleep, "it sleeps already");
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn one_that_is_told_not_to_never_polls() {
     end.limit = Duration::ZERO;
     for _ in 0..5 {
         end.received();
-        assert_eq!(end.on_empty(true, || true), Next::Sleep);
+        assert_eq!(end.on_empty(true, || true), PollStep::Sleep);
         end.sent(Some(false));
         assert!(!end.is_ready());
     }
@@ -363,19 +363,19 @@ fn one_that_is_told_not_to_never_polls() {
 fn where_the_share_is_used_up_no_other_begins() {
     let mut end = end(Duration::from_micros(100));
     end.sent(Some(false));
-    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     end.received();
     end.machine.allowed_poll = false;
     end.sent(Some(false));
     assert!(end.is_ready());
-    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     // The poll finds nothing.
     end.pass(Duration::from_millis(1));
-    assert_eq!(end.on_empty(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), PollStep::Sleep);
     end.received();
     end.sent(Some(false));
     assert!(!end.is_ready());
-    assert_eq!(end.on_empty(true, || true), Next::Sleep);
+    assert_eq!(end.on_empty(true, || true), PollStep::Sleep);
 }
 
 /// Peers that answer at once, then late, in turn, so that polling seems to pay: of all ends of a
@@ -414,13 +414,13 @@ fn no_more_than_the_poll_is_charged() {
     let cost = Duration::from_micros(100);
     let mut end = end(cost);
     end.sent(Some(false));
-    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     end.pass(Duration::from_secs(1));
-    assert_eq!(end.on_empty(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), PollStep::Sleep);
     assert_eq!(end.machine.vain.get(), cost * PRICE);
     // Nor where a handler had it for long before it answered.
     end.received();
-    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     end.pass(Duration::from_secs(1));
     end.sent(Some(false));
     assert_eq!(end.machine.vain.get(), cost * PRICE * 2);
@@ -430,5 +430,5 @@ fn no_more_than_the_poll_is_charged() {
 fn a_message_ends_the_poll() {
     let mut end = end(Duration::from_micros(100));
     end.received();
-    assert_eq!(end.on_empty(true, || true), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || true), PollStep::PollAgain);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::access::{Lending, ShmAccess};
 use crate::shm::lend::permit::Permit;
-use crate::shm::memory::table::Table;
+use crate::shm::memory::table::ChunkTable;
 use crate::shm::user::{is_overflow_user, own_user};
 
 /// The name of every device of this provider.
@@ -13,7 +13,7 @@ pub(super) const NAME: &str = "shm";
 /// The landing chunks of a device, and the users with which the device shares memory.
 #[derive(Debug)]
 pub(super) struct DeviceContext {
-    pub(super) table: Arc<Table>,
+    pub(super) table: Arc<ChunkTable>,
     pub(super) permit: Arc<Permit>,
     access: ShmAccess,
 }

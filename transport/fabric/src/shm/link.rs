@@ -36,7 +36,7 @@ use tonic_rdma_memory::{LendableBytes, Pool, throttled};
 
 use crate::access::HostProcess;
 use crate::addr::Addr;
-use crate::busy_poll::{BusyPoll, Next};
+use crate::busy_poll::{BusyPoll, PollStep};
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{
@@ -49,8 +49,8 @@ use crate::shm::lend::lender::Lender;
 use crate::shm::memory::chunks::{MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::map_debt;
-use crate::shm::memory::peer_map::{MAX_CHUNK_BYTES, Offered, PeerMap, Usage};
-use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::memory::peer_map::{MAX_CHUNK_BYTES, OfferedMemory, PeerMap, Usage};
+use crate::shm::memory::table::{ChunkTable, RevokedKeys};
 use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
@@ -93,7 +93,7 @@ pub struct ShmLink {
     borrower: Option<Box<Borrower>>,
     /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
-    table: Arc<Table>,
+    table: Arc<ChunkTable>,
     /// The keys of this end's chunks that the peer knows. The value says whether the peer can write
     /// to the chunk.
     shared: HashMap<u32, Shared>,
@@ -379,14 +379,14 @@ impl ShmLink {
         let message = Message::decode(&bytes).map(|message| self.taken.check(message)).transpose();
         match (message.map_err(|what| self.breach(what))?, has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
-                let offered = Offered { key: rkey, addr, len };
+                let offered = OfferedMemory { key: rkey, addr, len };
                 let others = self.chunks.check(offered, pid).map_err(|what| self.breach(what))?;
                 let take_fds = take_file(&self.socket, len, Usage::Chunk { others });
                 self.pending = Some(Box::new(Pending::Chunk(offered, take_fds)));
                 Ok(())
             }
             (Some(Message::Name { key, addr, len }), true) => {
-                let offered = Offered { key, addr, len };
+                let offered = OfferedMemory { key, addr, len };
                 let others = self.chunks.check_named(offered, pid);
                 let others = others.map_err(|what| self.breach(what))?;
                 let take_fds = take_file(&self.socket, len, Usage::Named { others });
@@ -397,7 +397,7 @@ impl ShmLink {
                 self.chunks.unname(key).map_err(|what| self.breach(what))
             }
             (Some(Message::Lend { key, addr, len, lend_on }), true) => {
-                let offered = Offered { key, addr, len };
+                let offered = OfferedMemory { key, addr, len };
                 let borrower = self.borrower.get_or_insert_default();
                 let others = borrower.check(offered, pid).map_err(|what| self.breach(what))?;
                 let pool = self.lends_on.clone();
@@ -550,7 +550,7 @@ impl ShmLink {
             let on_other_processor = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
             if self.busy_poll.on_empty(on_other_processor, || reader.has_pending_recv())
-                == Next::PollAgain
+                == PollStep::PollAgain
             {
                 if self.reader.has_pending_recv() {
                     continue;

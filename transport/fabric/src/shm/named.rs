@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::link::Shared;
-use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::memory::table::{ChunkTable, RevokedKeys};
 use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::socket::seqpacket::{Socket, is_end};
 use crate::shm::socket::wire::Message;
@@ -31,7 +31,7 @@ impl Named {
     pub(crate) fn share(
         &mut self,
         key: u32,
-        (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
+        (socket, table, revoked): (&Socket, &ChunkTable, &Arc<RevokedKeys>),
     ) -> io::Result<Option<Shared>> {
         if !self.taken {
             return Ok(Some(Shared::No));

@@ -42,7 +42,7 @@ fn put_buffer(buffer: Box<[u8]>) {
 }
 
 #[derive(Debug)]
-enum Slot {
+enum RecvSlot {
     Posted,
     Held { buffer: Box<[u8]>, len: usize },
 }
@@ -50,13 +50,13 @@ enum Slot {
 /// The RECV slots of a link, which are all posted from the start.
 #[derive(Debug)]
 pub(crate) struct RecvSlots {
-    slots: Vec<Slot>,
+    slots: Vec<RecvSlot>,
     slot_size: usize,
 }
 
 impl RecvSlots {
     pub(crate) fn new(config: &LinkConfig) -> RecvSlots {
-        let slots = (0..config.recv_slots).map(|_| Slot::Posted).collect();
+        let slots = (0..config.recv_slots).map(|_| RecvSlot::Posted).collect();
         RecvSlots { slots, slot_size: config.slot_size as usize }
     }
 
@@ -65,13 +65,13 @@ impl RecvSlots {
     #[inline]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, fill: impl FnOnce(&mut [u8])) -> bool {
         let (len, slot_size) = (len as usize, self.slot_size);
-        let Some(slot @ Slot::Posted) = self.slots.get_mut(slot as usize) else { return false };
+        let Some(slot @ RecvSlot::Posted) = self.slots.get_mut(slot as usize) else { return false };
         if len > slot_size {
             return false;
         }
         let mut buffer = take_buffer(slot_size);
         fill(&mut buffer[..len]);
-        *slot = Slot::Held { buffer, len };
+        *slot = RecvSlot::Held { buffer, len };
         true
     }
 
@@ -79,23 +79,23 @@ impl RecvSlots {
     #[inline]
     pub(crate) fn post(&mut self, slot: u32) -> bool {
         let Some(slot) = self.slots.get_mut(slot as usize) else { return false };
-        match std::mem::replace(slot, Slot::Posted) {
-            Slot::Held { buffer, .. } => put_buffer(buffer),
-            Slot::Posted => return false,
+        match std::mem::replace(slot, RecvSlot::Posted) {
+            RecvSlot::Held { buffer, .. } => put_buffer(buffer),
+            RecvSlot::Posted => return false,
         }
         true
     }
 
     #[inline]
     pub(crate) fn is_posted(&self, slot: u32) -> bool {
-        matches!(self.slots.get(slot as usize), Some(Slot::Posted))
+        matches!(self.slots.get(slot as usize), Some(RecvSlot::Posted))
     }
 
     /// The received bytes, or an empty slice for a posted slot.
     #[inline]
     pub(crate) fn get(&self, slot: u32, len: u32) -> &[u8] {
         match self.slots.get(slot as usize) {
-            Some(Slot::Held { buffer, len: filled }) => &buffer[..(len as usize).min(*filled)],
+            Some(RecvSlot::Held { buffer, len: filled }) => &buffer[..(len as usize).min(*filled)],
             _ => &[],
         }
     }

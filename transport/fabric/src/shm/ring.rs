@@ -39,15 +39,15 @@ const PAGE: usize = 4096;
 
 /// The place of a message, as encoded in a word of the ring.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct RingPlace {
     /// The offset from the first byte for messages.
     at: u32,
     len: u32,
 }
 
-impl Place {
-    fn of(word: u64) -> Place {
-        Place { at: (word >> 32) as u32, len: word as u32 }
+impl RingPlace {
+    fn of(word: u64) -> RingPlace {
+        RingPlace { at: (word >> 32) as u32, len: word as u32 }
     }
 
     fn word(self) -> u64 {
@@ -154,7 +154,7 @@ impl<W: Words> Reader<W> {
     ///
     /// # Errors
     /// The peer broke a rule.
-    pub(crate) fn next(&mut self, chunks: u64) -> Result<Option<Message<'_>>, RingBreach> {
+    pub(crate) fn next(&mut self, chunks: u64) -> Result<Option<RingMessage<'_>>, RingBreach> {
         if self.tail == self.read {
             let tail = self.word(TAIL).load(Ordering::Acquire);
             let (new, posted) = (tail.wrapping_sub(self.read), self.posted());
@@ -171,7 +171,8 @@ impl<W: Words> Reader<W> {
             return Ok(None);
         }
         let index = self.shape.index(self.read);
-        let Place { at, len } = Place::of(self.word(PLACES + index).load(Ordering::Relaxed));
+        let RingPlace { at, len } =
+            RingPlace::of(self.word(PLACES + index).load(Ordering::Relaxed));
         if len > self.shape.slot_size {
             return Err(RingBreach::Length { len, slot_size: self.shape.slot_size });
         }
@@ -182,7 +183,7 @@ impl<W: Words> Reader<W> {
         self.read = self.read.wrapping_add(1);
         let first = self.shape.slots_at() + at as usize / 8;
         let words = self.memory.words().get(first..first + (len as usize).div_ceil(8));
-        Ok(Some(Message { slot: index as u32, len, words: words.unwrap_or_default() }))
+        Ok(Some(RingMessage { slot: index as u32, len, words: words.unwrap_or_default() }))
     }
 
     /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
@@ -252,13 +253,13 @@ impl<W: Words> Reader<W> {
 
 /// A message in a ring. The bytes are copied out once, and only the copy is used.
 #[derive(Debug)]
-pub(crate) struct Message<'a> {
+pub(crate) struct RingMessage<'a> {
     pub(crate) slot: u32,
     pub(crate) len: u32,
     words: &'a [AtomicU64],
 }
 
-impl Message<'_> {
+impl RingMessage<'_> {
     /// Copies the message to `out`, which must be as long as the message.
     pub(crate) fn copy_to(&self, out: &mut [u8]) {
         let mut words = self.words.iter();
@@ -337,7 +338,7 @@ impl<W: Words> Writer<W> {
         }
         let at = self.place(message.len())?;
         let index = self.shape.index(self.written);
-        let place = Place { at: at as u32, len: message.len() as u32 };
+        let place = RingPlace { at: at as u32, len: message.len() as u32 };
         self.word(PLACES + index).store(place.word(), Ordering::Relaxed);
         let first = self.shape.slots_at() + at / 8;
         let mut words = self.memory.words()[first..first + message.len().div_ceil(8)].iter();
@@ -562,7 +563,7 @@ mod tests {
             let message = vec![n as u8; (random >> 33) as usize % 193];
             if writer.put(&message).unwrap() == Put::Done {
                 let place =
-                    Place::of(memory[PLACES + SHAPE.index(writer.written - 1)].load(Relaxed));
+                    RingPlace::of(memory[PLACES + SHAPE.index(writer.written - 1)].load(Relaxed));
                 wraps += u32::from(place.at < before);
                 before = place.at;
                 in_use.push_back((place, message));
@@ -661,7 +662,7 @@ mod tests {
         assert_eq!(reader.next(0).err(), Some(RingBreach::Tail { from: 0, to: 5, posted: 4 }));
         memory[TAIL].store(1, Ordering::Relaxed);
         let mut next = |at, len| {
-            memory[PLACES].store(Place { at, len }.word(), Ordering::Relaxed);
+            memory[PLACES].store(RingPlace { at, len }.word(), Ordering::Relaxed);
             reader.next(0).map(|message| message.is_some())
         };
         for len in [65, u32::MAX] {

@@ -5,16 +5,16 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::shm::lend::borrower::TakenFile;
-use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
+use crate::shm::memory::peer_map::{OfferedMemory, PeerMap, Usage};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::timer::Timer;
 
 /// A peer's file while a thread maps it.
 #[derive(Debug)]
 pub(super) enum Pending {
-    Chunk(Offered, TakeFds<PeerMap>),
-    Lent(Offered, TakeFds<TakenFile>),
-    Named(Offered, TakeFds<PeerMap>),
+    Chunk(OfferedMemory, TakeFds<PeerMap>),
+    Lent(OfferedMemory, TakeFds<TakenFile>),
+    Named(OfferedMemory, TakeFds<PeerMap>),
 }
 
 /// Starts to map the file of a message for writing.

@@ -12,7 +12,7 @@ use crate::shm::ring::{MAX_RING, Put, Reader, Shape, Words, Writer};
 use crate::shm::socket::seqpacket::{MAX_FDS, MAX_MESSAGE};
 use crate::shm::socket::wire::{LendOn, MAX_TEXT, Message, MessageKind, VERSION};
 use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::End;
+use crate::shm::wakeup::event_fd::ChannelEnd;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
 fn golden() -> Golden {
@@ -49,8 +49,8 @@ fn cases() -> Vec<(&'static str, Message)> {
         ("CHUNK", Message::Chunk { rkey: key, addr, len }),
         ("FORGET", Message::Forget { rkey: key }),
         ("WAKE", Message::Wake),
-        ("RING", ring(End::Maker)),
-        ("RING/server-made", ring(End::Taker)),
+        ("RING", ring(ChannelEnd::Maker)),
+        ("RING/server-made", ring(ChannelEnd::Taker)),
         ("RING/no-channel", Message::Ring { nonce, channel: None }),
         ("OTHER_USER", Message::OtherUser { uid: key }),
         ("LEND", lend(LendOn::Never)),
@@ -104,8 +104,8 @@ fn values(message: &Message) -> Vec<(&'static str, u64)> {
             (
                 "end",
                 match end {
-                    End::Maker => 0,
-                    End::Taker => 1,
+                    ChannelEnd::Maker => 0,
+                    ChannelEnd::Taker => 1,
                 },
             ),
         ],

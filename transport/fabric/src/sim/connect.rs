@@ -14,8 +14,8 @@ use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{MAX_PRIVATE_DATA, PeerInfo};
 use crate::link_config::LinkConfig;
 use crate::sim::directory::{Directory, NoListener};
-use crate::sim::link::{Side, SimLink};
-use crate::sim::request::{Answer, Request};
+use crate::sim::link::{SimLink, SimSide};
+use crate::sim::request::{Answer, SimConnectRequest};
 use crate::sim::state::DeviceState;
 
 pub(super) async fn connect(
@@ -54,7 +54,7 @@ pub(super) async fn connect(
         return Err(timed_out);
     }
     let (answer, answered) = oneshot::channel();
-    let request = Request {
+    let request = SimConnectRequest {
         private_data: private_data.to_vec(),
         from,
         to: addr,
@@ -69,7 +69,7 @@ pub(super) async fn connect(
             Err(timed_out)
         }
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
-            link.join(Side::Connecting, end);
+            link.join(SimSide::Connecting, end);
             // Ignore an error: if the accepting side has given up, nobody waits for this message,
             // and the link ends anyway.
             let _ = established.send(());
@@ -105,7 +105,7 @@ pub struct SimListener {
     device: Arc<DeviceState>,
     directory: Arc<Directory>,
     addr: SocketAddr,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<SimConnectRequest>,
 }
 
 impl SimListener {
@@ -163,7 +163,7 @@ impl Drop for SimListener {
 pub struct SimIncoming {
     device: Arc<DeviceState>,
     directory: Arc<Directory>,
-    request: Request,
+    request: SimConnectRequest,
 }
 
 impl SimIncoming {
@@ -192,11 +192,11 @@ impl SimIncoming {
     ) -> Result<SimLink, ConnectError> {
         check_private_data(private_data)?;
         let SimIncoming { device, directory, request } = self;
-        let Request { from, to, end, answer, .. } = request;
+        let SimConnectRequest { from, to, end, answer, .. } = request;
         let block = ControlBlock::new(pool, config)?;
         let mut link = SimLink::new(&device, pool, block, config, peer(&device, to, from));
         directory.add_end(link.end());
-        link.join(Side::Accepting, end);
+        link.join(SimSide::Accepting, end);
         let gone = ConnectError::PeerGone { addr: from.into(), step: ConnectStep::Accept };
         let (established, stands) = oneshot::channel();
         let private_data = private_data.to_vec();

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::mpsc;
 
 use crate::error::Verb;
-use crate::sim::end::{End, EndReason, Status};
-use crate::sim::request::Request;
+use crate::sim::end::{EndReason, SimEnd, Status};
+use crate::sim::request::SimConnectRequest;
 use crate::sim::state::DeviceState;
 
 /// Maximum number of connect requests that wait at one listener. Further requests are refused.
@@ -19,9 +19,9 @@ const BACKLOG: usize = 128;
 #[derive(Default)]
 struct Tables {
     devices: BTreeMap<IpAddr, Weak<DeviceState>>,
-    listeners: BTreeMap<SocketAddr, mpsc::Sender<Request>>,
+    listeners: BTreeMap<SocketAddr, mpsc::Sender<SimConnectRequest>>,
     /// The ends, in the order in which they were created.
-    ends: Vec<Weak<End>>,
+    ends: Vec<Weak<SimEnd>>,
 }
 
 /// The directory of one network.
@@ -52,7 +52,10 @@ impl Directory {
 
     /// Adds a listener, and returns the receiver of its connect requests. `None` if the address is
     /// taken.
-    pub(super) fn add_listener(&self, addr: SocketAddr) -> Option<mpsc::Receiver<Request>> {
+    pub(super) fn add_listener(
+        &self,
+        addr: SocketAddr,
+    ) -> Option<mpsc::Receiver<SimConnectRequest>> {
         let mut tables = self.lock();
         if tables.listeners.get(&addr).is_some_and(|l| !l.is_closed()) {
             return None;
@@ -72,7 +75,7 @@ impl Directory {
     pub(super) fn find(
         &self,
         addr: SocketAddr,
-    ) -> Result<(Arc<DeviceState>, mpsc::Sender<Request>), NoListener> {
+    ) -> Result<(Arc<DeviceState>, mpsc::Sender<SimConnectRequest>), NoListener> {
         let tables = self.lock();
         let device =
             tables.devices.get(&addr.ip()).and_then(Weak::upgrade).filter(|d| !d.faults.removed());
@@ -85,7 +88,7 @@ impl Directory {
         Ok((device, listener.clone()))
     }
 
-    pub(super) fn add_end(&self, end: &Arc<End>) {
+    pub(super) fn add_end(&self, end: &Arc<SimEnd>) {
         let ends = &mut self.lock().ends;
         if ends.len() == ends.capacity() {
             ends.retain(|e| e.strong_count() > 0);
@@ -93,7 +96,7 @@ impl Directory {
         ends.push(Arc::downgrade(end));
     }
 
-    fn each_end(&self, device: &Arc<DeviceState>, f: impl Fn(&End)) {
+    fn each_end(&self, device: &Arc<DeviceState>, f: impl Fn(&SimEnd)) {
         // The list is copied, because waking a task may drop a link, and the list must not be
         // locked then.
         let ends: Vec<_> = self.lock().ends.iter().filter_map(Weak::upgrade).collect();
@@ -106,14 +109,14 @@ impl Directory {
         // Peers of this device hold work that they could not deliver to this device.
         let devices: Vec<_> = self.lock().devices.values().filter_map(Weak::upgrade).collect();
         for device in devices {
-            self.each_end(&device, End::wake);
+            self.each_end(&device, SimEnd::wake);
         }
     }
 
     /// Pauses or resumes all use of links by the process of a device.
     pub(super) fn pause(&self, device: &Arc<DeviceState>, on: bool) {
         device.faults.set_paused(on);
-        self.each_end(device, End::wake);
+        self.each_end(device, SimEnd::wake);
     }
 
     /// Ends all links of a device, with retries exceeded.

@@ -2,8 +2,8 @@
 //! ended.
 //!
 //! The sender delivers a message by copying it into the receiver's posted slot, under the lock of
-//! the receiver's [`End`]. The receiver closes its end under the same lock, so the memory of every
-//! slot in the list is alive.
+//! the receiver's [`SimEnd`]. The receiver closes its end under the same lock, so the memory of
+//! every slot in the list is alive.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -79,12 +79,12 @@ struct Posted {
     bytes: u32,
 }
 
-// SAFETY: the pointer is only used under the lock of the End that holds it, while the end's memory
+// SAFETY: the pointer is only used under the lock of the end that holds it, while the end's memory
 // is alive.
 unsafe impl Send for Posted {}
 
 #[derive(Default)]
-struct State {
+struct EndState {
     /// RECVs, in the order in which they are filled. Empty once the link is dropped.
     posted: VecDeque<Posted>,
     arrived: VecDeque<(u32, u32)>,
@@ -95,28 +95,28 @@ struct State {
 }
 
 /// One end.
-pub(super) struct End {
+pub(super) struct SimEnd {
     pub(super) id: EndId,
     pub(super) device: Arc<DeviceState>,
     /// The memory that this end has lent to the other end.
     pub(super) loans: Loans,
     /// The memory that this end accepts from the other end.
     pub(super) takes: Takes,
-    state: Mutex<State>,
+    state: Mutex<EndState>,
 }
 
-impl std::fmt::Debug for End {
+impl std::fmt::Debug for SimEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("End").field("device", &self.device.name).finish_non_exhaustive()
+        f.debug_struct("SimEnd").field("device", &self.device.name).finish_non_exhaustive()
     }
 }
 
-impl End {
-    pub(super) fn new(id: EndId, device: Arc<DeviceState>, takes: Takes) -> Arc<End> {
-        Arc::new(End { id, device, loans: Loans::default(), takes, state: Mutex::default() })
+impl SimEnd {
+    pub(super) fn new(id: EndId, device: Arc<DeviceState>, takes: Takes) -> Arc<SimEnd> {
+        Arc::new(SimEnd { id, device, loans: Loans::default(), takes, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +124,7 @@ impl End {
     ///
     /// # Safety
     /// `ptr` is writable for `bytes` bytes and touched by nobody else until the slot has
-    /// arrived or [`close`](End::close) has returned.
+    /// arrived or [`close`](SimEnd::close) has returned.
     pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>, bytes: u32) {
         self.lock().posted.push_back(Posted { slot, ptr, bytes });
     }
@@ -211,7 +211,7 @@ impl End {
 }
 
 /// Wakes the owner after the lock is released.
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, EndState>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {

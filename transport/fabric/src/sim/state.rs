@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::sim::config::{SimConfig, SimStats};
 use crate::sim::faults::device_faults::Faults;
 use crate::sim::faults::injected_bugs::InjectedBug;
-use crate::sim::memory::table::Table;
+use crate::sim::memory::table::RegionTable;
 use crate::sim::observer::{Event, Observer};
 use crate::sim::rng::Rng;
 
@@ -139,7 +139,7 @@ pub(super) struct DeviceState {
     pub(super) net: Arc<NetState>,
     pub(super) name: String,
     pub(super) addr: IpAddr,
-    pub(super) table: Table,
+    pub(super) table: RegionTable,
     pub(super) faults: Faults,
     /// Keys of memory that peers have lent, and that may be lent on.
     borrowed: Mutex<HashSet<u32>>,
@@ -147,7 +147,7 @@ pub(super) struct DeviceState {
 
 impl DeviceState {
     pub(super) fn new(net: Arc<NetState>, name: String, addr: IpAddr) -> DeviceState {
-        let (table, faults) = (Table::default(), Faults::default());
+        let (table, faults) = (RegionTable::default(), Faults::default());
         DeviceState { net, name, addr, table, faults, borrowed: Mutex::default() }
     }
 

@@ -53,11 +53,11 @@ pub(super) struct Deadlines {
     clock: CoarseClock,
     /// The time from which shared deadlines are counted.
     epoch: Instant,
-    state: Mutex<State>,
+    state: Mutex<DeadlinesState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DeadlinesState {
     /// Timers that are set, each with the task that waits for it.
     waiting: BTreeMap<Key, Option<Waker>>,
     /// The time for which the kernel's timer is set.
@@ -104,12 +104,12 @@ impl Deadlines {
         let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-        let state = Mutex::new(State { timers: 1, last: 1, ..State::default() });
+        let state = Mutex::new(DeadlinesState { timers: 1, last: 1, ..DeadlinesState::default() });
         let epoch = now();
         let deadlines = Arc::new(Deadlines { fd, clock: CoarseClock::new(epoch), epoch, state });
         runtimes.retain(|(id, deadlines)| *id != runtime.id() && deadlines.strong_count() > 0);
         runtimes.push((runtime.id(), Arc::downgrade(&deadlines)));
-        runtime.spawn(Reactor(deadlines.clone()).run());
+        runtime.spawn(TimerReactor(deadlines.clone()).run());
         Ok((deadlines, 1))
     }
 
@@ -158,7 +158,7 @@ impl Deadlines {
     }
 
     /// Sets the kernel's timer for `at`, unless that timer already expires earlier.
-    fn arm_for(&self, state: &mut State, now: Instant, at: Instant) -> io::Result<()> {
+    fn arm_for(&self, state: &mut DeadlinesState, now: Instant, at: Instant) -> io::Result<()> {
         if state.armed.is_none_or(|armed| at < armed) {
             self.arm(at.saturating_duration_since(now))?;
             state.armed = Some(at);
@@ -222,9 +222,9 @@ impl Deadlines {
 }
 
 /// The task that waits for the kernel's timer.
-struct Reactor(Arc<Deadlines>);
+struct TimerReactor(Arc<Deadlines>);
 
-impl Reactor {
+impl TimerReactor {
     async fn run(self) {
         let deadlines = &self.0;
         poll_fn(|cx| {
@@ -255,7 +255,7 @@ impl Reactor {
     }
 }
 
-impl Drop for Reactor {
+impl Drop for TimerReactor {
     /// Ends the timers, because the runtime may end before them.
     fn drop(&mut self) {
         lock(&self.0.state).ended = true;

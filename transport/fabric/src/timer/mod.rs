@@ -30,12 +30,12 @@ use self::time::now;
 /// A timer. It belongs to one task of the runtime in which it was created.
 #[derive(Debug)]
 pub struct Timer {
-    kind: Kind,
+    kind: TimerSource,
     set: bool,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum TimerSource {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
     /// Used if there is no kernel timer, and on the simulated fabric, because tests stop its time.
@@ -58,7 +58,7 @@ impl Timer {
     pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match KernelTimer::new() {
-            Ok(timer) => return Timer { kind: Kind::Kernel(timer), set: false },
+            Ok(timer) => return Timer { kind: TimerSource::Kernel(timer), set: false },
             Err(error) => tracing::debug!(%error, "timerfd_create; a tokio timer is used instead"),
         }
         Timer::with_tokio_clock()
@@ -67,7 +67,7 @@ impl Timer {
     /// Like [`new`](Timer::new), but on tokio's clock, which tests can stop.
     #[inline]
     pub fn with_tokio_clock() -> Timer {
-        Timer { kind: Kind::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
+        Timer { kind: TimerSource::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
     /// Sets the timer to fire at `at`, or at once if `at` has passed. Replaces any earlier setting.
@@ -76,15 +76,15 @@ impl Timer {
         self.set = true;
         match &mut self.kind {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Kind::Kernel(timer) => {
+            TimerSource::Kernel(timer) => {
                 if let Err(error) = timer.set(at) {
                     // The call does not fail for these arguments. A timer that never fires would be
                     // worse than a tokio timer.
                     throttled!(warn, %error, "timerfd_settime; a tokio timer is used instead");
-                    self.kind = Kind::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
+                    self.kind = TimerSource::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
             }
-            Kind::Tokio(sleep) => sleep.as_mut().reset(at.into()),
+            TimerSource::Tokio(sleep) => sleep.as_mut().reset(at.into()),
         }
     }
 
@@ -92,8 +92,8 @@ impl Timer {
     pub fn clock(&self) -> Clock {
         match &self.kind {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Kind::Kernel(timer) => Clock(Time::Shared(timer.deadlines())),
-            Kind::Tokio(_) => Clock::default(),
+            TimerSource::Kernel(timer) => Clock(Time::Shared(timer.deadlines())),
+            TimerSource::Tokio(_) => Clock::default(),
         }
     }
 
@@ -106,8 +106,8 @@ impl Timer {
         }
         let over = match &mut self.kind {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Kind::Kernel(timer) => timer.poll(cx),
-            Kind::Tokio(sleep) => sleep.as_mut().poll(cx).map(|()| now()),
+            TimerSource::Kernel(timer) => timer.poll(cx),
+            TimerSource::Tokio(sleep) => sleep.as_mut().poll(cx).map(|()| now()),
         };
         self.set = over.is_pending();
         over
@@ -222,7 +222,7 @@ mod tests {
     fn it_is_the_kernels_where_there_is_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            assert!(matches!(Timer::new().kind, Kind::Kernel(_)));
+            assert!(matches!(Timer::new().kind, TimerSource::Kernel(_)));
         });
     }
 }

@@ -17,7 +17,7 @@ use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
 use crate::reject_reason::RejectReason;
 use crate::turn;
-use crate::verbs::cm::hub::Event;
+use crate::verbs::cm::hub::CmEvent;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
@@ -111,7 +111,7 @@ impl ConnectAttempt {
 
     /// Waits for the event `wanted`. Returns an error if another event means that `wanted` will not
     /// come.
-    async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
+    async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<CmEvent, ConnectError> {
         loop {
             turn::spend(1).await;
             let event = id.next_event().await.map_err(Self::channel_failed)?;
@@ -126,7 +126,7 @@ impl ConnectAttempt {
     }
 
     /// Returns the error if an event ends the attempt.
-    fn ends_by(&self, event: &Event) -> Option<ConnectError> {
+    fn ends_by(&self, event: &CmEvent) -> Option<ConnectError> {
         let addr = Addr::Ip(self.addr);
         Some(match event.kind {
             kind::RDMA_CM_EVENT_REJECTED => self.rejected(event),
@@ -150,7 +150,7 @@ impl ConnectAttempt {
     /// RoCE, and a negative errno on iWARP. If a program rejects over iWARP, the errno is
     /// ECONNRESET on some devices and ECONNREFUSED on others. A port without a listener gives the
     /// same errors, but sends no private data.
-    fn rejected(&self, event: &Event) -> ConnectError {
+    fn rejected(&self, event: &CmEvent) -> ConnectError {
         let (addr, private_data) = (Addr::Ip(self.addr), event.private_data.clone());
         match RejectReason::new(event.status) {
             RejectReason::NO_SERVICE => ConnectError::Refused { addr },
@@ -319,8 +319,8 @@ mod tests {
         ConnectAttempt { addr, source: None, timeout, step }
     }
 
-    fn event(kind: kind::Type, status: i32, private_data: &[u8]) -> Event {
-        Event { kind, status, private_data: private_data.to_vec(), request: None }
+    fn event(kind: kind::Type, status: i32, private_data: &[u8]) -> CmEvent {
+        CmEvent { kind, status, private_data: private_data.to_vec(), request: None }
     }
 
     fn rejected(status: i32, private_data: &[u8]) -> ConnectError {

@@ -29,7 +29,7 @@ const VENDOR_SIW: u32 = 0x62_6d74;
 
 /// Limits that the device reports.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct ReportedLimits {
     pub(super) max_qp_wr: u32,
     pub(super) max_cqe: u32,
     /// Maximum number of bytes in one message.
@@ -59,7 +59,7 @@ impl Vectors {
 pub(super) struct DeviceContext {
     pub(super) name: String,
     pub(super) transport: Transport,
-    pub(super) limits: Limits,
+    pub(super) limits: ReportedLimits,
     /// True for Soft-iWARP, which counts pinned pages against RLIMIT_MEMLOCK itself, whatever
     /// privileges the process has.
     pub(super) is_siw: bool,
@@ -177,7 +177,7 @@ impl DeviceContext {
             numa_node: numa_node(&name),
             name,
             transport,
-            limits: Limits {
+            limits: ReportedLimits {
                 max_qp_wr: attr.max_qp_wr.max(0) as u32,
                 max_cqe: attr.max_cqe.max(0) as u32,
                 max_msg: port.map_or(1 << 30, |p| p.max_msg).clamp(1, 1 << 30),

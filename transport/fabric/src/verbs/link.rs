@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
 
-use crate::busy_poll::{BusyPoll, Next};
+use crate::busy_poll::{BusyPoll, PollStep};
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{
@@ -20,14 +20,14 @@ use crate::link::{
 };
 use crate::link_config::LinkConfig;
 use crate::processors;
-use crate::queue::{Held, SendQueue};
+use crate::queue::{HeldMemory, SendQueue};
 use crate::turn;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, PROBE, PROOF, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 use crate::verbs::path_proof::PathProof;
-use crate::verbs::queue_pair::post::{Batch, Operation, Request};
+use crate::verbs::queue_pair::post::{Batch, Operation, SendWorkRequest};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::{siw, wake_cost};
 use crate::wake_gate::WakeGate;
@@ -56,7 +56,7 @@ struct Failure {
 
 /// Memory that posted work refers to. Freed only when the queue pair is destroyed (R9, R10).
 #[derive(Debug)]
-struct Memory {
+struct PostedMemory {
     sq: SendQueue,
     block: ControlBlock,
     /// The exchange that proves the path. `None` once the exchange is done.
@@ -76,7 +76,7 @@ pub struct VerbsLink {
     caps: Caps,
     pub(super) peer: PeerInfo,
     pub(super) qp: Qp,
-    memory: ManuallyDrop<Memory>,
+    memory: ManuallyDrop<PostedMemory>,
     batch: Batch,
     /// `None` if this end never polls for a message and sleeps at once.
     busy_poll: Option<BusyPoll>,
@@ -156,7 +156,7 @@ impl VerbsLink {
             caps,
             peer,
             qp,
-            memory: ManuallyDrop::new(Memory { sq, block, proof: Some(proof) }),
+            memory: ManuallyDrop::new(PostedMemory { sq, block, proof: Some(proof) }),
             batch: Batch::default(),
             busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
@@ -211,7 +211,8 @@ impl VerbsLink {
     pub(super) async fn prove_path(&mut self) -> Result<(), LinkError> {
         let Some(sge) = self.memory.proof.as_ref().map(PathProof::sge) else { return Ok(()) };
         let rdma_sys::ibv_sge { addr, length: len, lkey } = sge;
-        self.batch.push(Request { wr_id: PROOF, addr, len, lkey, operation: Operation::Send }, 0);
+        self.batch
+            .push(SendWorkRequest { wr_id: PROOF, addr, len, lkey, operation: Operation::Send }, 0);
         self.post_batch()?;
         poll_fn(|cx| self.poll_proof(cx)).await
     }
@@ -441,7 +442,7 @@ impl VerbsLink {
                 return Err(self.dead.insert(error).clone());
             }
             if let Some(busy_poll) = &mut self.busy_poll {
-                if busy_poll.on_empty(true, || false) == Next::PollAgain {
+                if busy_poll.on_empty(true, || false) == PollStep::PollAgain {
                     self.polls_on = true;
                     return Ok(poll_on(cx));
                 }
@@ -486,7 +487,7 @@ fn poll_on(cx: &mut Context<'_>) -> Poll<()> {
 
 /// Records one completion.
 fn complete(
-    memory: &mut Memory,
+    memory: &mut PostedMemory,
     failure: &mut Option<Failure>,
     wc: &Completed,
     out: &mut Vec<Completion>,
@@ -579,13 +580,13 @@ impl Link for VerbsLink {
         };
         let (verb, held, place, operation) = match work {
             Work::Send { offset, len } => {
-                (Verb::Send, Held::Slot, block(offset, len), Operation::Send)
+                (Verb::Send, HeldMemory::Slot, block(offset, len), Operation::Send)
             }
             Work::Write { src, remote_addr, rkey } => {
                 let write = Operation::Write { remote_addr, rkey };
                 match src {
                     WriteSource::Staged { offset, len } => {
-                        (Verb::Write, Held::Staging, block(offset, len), write)
+                        (Verb::Write, HeldMemory::Staging, block(offset, len), write)
                     }
                     WriteSource::Bytes(b) => {
                         // The processor copies inline payloads. The device reads all other
@@ -593,13 +594,13 @@ impl Link for VerbsLink {
                         let inline = b.len() <= self.qp.max_inline as usize;
                         let place =
                             Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
-                        (Verb::Write, Held::Bytes(b), place, write)
+                        (Verb::Write, HeldMemory::Bytes(b), place, write)
                     }
                     WriteSource::Buf(b) => {
                         let place = Some((b.addr(), b.len(), b.lkey()));
-                        (Verb::Write, Held::Buf(b), place, write)
+                        (Verb::Write, HeldMemory::Buf(b), place, write)
                     }
-                    WriteSource::Any(_) => (Verb::Write, Held::Slot, None, write),
+                    WriteSource::Any(_) => (Verb::Write, HeldMemory::Slot, None, write),
                 }
             }
         };
@@ -616,7 +617,7 @@ impl Link for VerbsLink {
         }
         let signal = signal || (self.qp.device.is_siw && len >= siw::SENT_IN_PLACE);
         let seq = memory.sq.push(id, verb, held, signal);
-        let request = Request { wr_id: seq, addr, len: len as u32, lkey, operation };
+        let request = SendWorkRequest { wr_id: seq, addr, len: len as u32, lkey, operation };
         self.batch.push(request, self.qp.max_inline);
         Ok(Posted::InFlight)
     }
@@ -663,7 +664,7 @@ impl Link for VerbsLink {
         if !self.memory.sq.begin_probe(verb) {
             return Ok(false);
         }
-        self.batch.push(Request { wr_id: PROBE, addr, len: 0, lkey, operation }, 0);
+        self.batch.push(SendWorkRequest { wr_id: PROBE, addr, len: 0, lkey, operation }, 0);
         self.post_batch()?;
         Ok(true)
     }

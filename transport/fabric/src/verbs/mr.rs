@@ -37,7 +37,7 @@ use crate::verbs::queue_pair::qp::queue_bytes;
 #[derive(Clone)]
 pub(super) struct VerbsRegistrar(pub(super) Arc<DeviceContext>);
 
-struct Region {
+struct VerbsRegion {
     mr: NonNull<rdma_sys::ibv_mr>,
     lkey: u32,
     rkey: u32,
@@ -47,11 +47,11 @@ struct Region {
 }
 
 // SAFETY: libibverbs is thread-safe; the region is only deregistered, once.
-unsafe impl Send for Region {}
+unsafe impl Send for VerbsRegion {}
 // SAFETY: &Region gives three numbers.
-unsafe impl Sync for Region {}
+unsafe impl Sync for VerbsRegion {}
 
-impl Registration for Region {
+impl Registration for VerbsRegion {
     fn lkey(&self) -> u32 {
         self.lkey
     }
@@ -63,7 +63,7 @@ impl Registration for Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for VerbsRegion {
     fn drop(&mut self) {
         if is_inherited() {
             return;
@@ -151,7 +151,7 @@ unsafe impl Registrar for VerbsRegistrar {
         let mr = mr.map_err(refused)?;
         // SAFETY: the region was just made.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
-        Ok(Box::new(Region { mr, lkey, rkey, iova, device: self.0.clone() }))
+        Ok(Box::new(VerbsRegion { mr, lkey, rkey, iova, device: self.0.clone() }))
     }
 }
 

@@ -29,7 +29,7 @@ const INVALID_OFFSET: usize = 0x9_0000;
 const CQE_SIZE: usize = 32;
 
 /// The queue that covers the page. It must be dropped before the context.
-pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
+pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] CompletionQueue);
 
 impl Cover {
     /// Covers the page. Returns `None` if this is not needed or not possible. If it is not
@@ -39,10 +39,10 @@ impl Cover {
     /// The context must be open, and stay open until the cover is dropped.
     pub(super) unsafe fn new(context: NonNull<rdma_sys::ibv_context>) -> Option<Cover> {
         // SAFETY: the caller's promise.
-        let queue = |depth| unsafe { Queue::new(context, depth) };
+        let queue = |depth| unsafe { CompletionQueue::new(context, depth) };
         // SAFETY: sysconf takes no pointer.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
-        let mut before: Vec<Queue> = Vec::new();
+        let mut before: Vec<CompletionQueue> = Vec::new();
         // Each queue of one entry takes one page.
         while let Some(next) = queue(1) {
             if before.len() == INVALID_OFFSET / page {
@@ -56,21 +56,21 @@ impl Cover {
     }
 }
 
-struct Queue(NonNull<rdma_sys::ibv_cq>);
+struct CompletionQueue(NonNull<rdma_sys::ibv_cq>);
 
-impl Queue {
+impl CompletionQueue {
     /// # Safety
     /// The same as for [`Cover::new`].
-    unsafe fn new(context: NonNull<rdma_sys::ibv_context>, depth: i32) -> Option<Queue> {
+    unsafe fn new(context: NonNull<rdma_sys::ibv_context>, depth: i32) -> Option<CompletionQueue> {
         // SAFETY: the context is open; a queue without a channel.
         let cq = unsafe {
             rdma_sys::ibv_create_cq(context.as_ptr(), depth, ptr::null_mut(), ptr::null_mut(), 0)
         };
-        NonNull::new(cq).map(Queue)
+        NonNull::new(cq).map(CompletionQueue)
     }
 }
 
-impl Drop for Queue {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if is_inherited() {
             return;

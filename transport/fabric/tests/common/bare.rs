@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU64;
 
-use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 
 use super::*;
 
 /// WRITEs of less than the longest take turns in where they are taken from.
-const LIMITS: Limits = Limits {
+const LIMITS: BareLimits = BareLimits {
     places: 4,
     place_len: 64 << 10,
     landing_part: 8,
@@ -59,8 +59,12 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
 
 pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
-        let small =
-            Limits { place_len: 4096, requested: u64::MAX, requested_writes: u64::MAX, ..LIMITS };
+        let small = BareLimits {
+            place_len: 4096,
+            requested: u64::MAX,
+            requested_writes: u64::MAX,
+            ..LIMITS
+        };
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
         // No longer ones than the peer was granted.
         assert_eq!(bare.longest(), 4096);
@@ -79,7 +83,7 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
 /// Short WRITEs: few bytes, and as many turns of the other end as the peer pleases.
 pub async fn a_bare_connection_is_charged_for_each_write(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
-        let greedy = Limits { requested_writes: u64::MAX, ..LIMITS };
+        let greedy = BareLimits { requested_writes: u64::MAX, ..LIMITS };
         let mut bare = Bare::open(link, client.pool.clone(), greedy).await.unwrap();
         let error = bare.written(1, 1 << 20, 8).await.unwrap_err();
         assert!(matches!(error, BareError::Link(_)), "{error}");

@@ -14,8 +14,8 @@ use tonic_rdma_memory::{PerProcess, Pool, PoolRegistration};
 use super::MAX_KEPT;
 use crate::link::Lent;
 use crate::returns::Returns;
-use crate::shm::memory::peer_map::{Given, Offered, PeerMap};
-use crate::shm::memory::table::Table;
+use crate::shm::memory::peer_map::{Given, OfferedMemory, PeerMap};
+use crate::shm::memory::table::ChunkTable;
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 use crate::shm::socket::wire::LendOn;
 
@@ -33,7 +33,7 @@ pub(crate) struct TakenFile {
 /// Parameters for taking a file.
 #[derive(Debug)]
 pub(crate) struct Taking {
-    pub(crate) offered: Offered,
+    pub(crate) offered: OfferedMemory,
     pub(crate) lend_on: LendOn,
     /// The peer's user.
     pub(crate) user: u32,
@@ -78,7 +78,7 @@ impl TakenFile {
         let map = Arc::new(PeerMap::lent_apart(file, len, user, others)?);
         let registration = KeptDescriptor::count().and_then(|counted| {
             let file = fds.drain(..1).next()?;
-            match pool.register_lent(Bytes::from_owner(Whole(map.clone())), file) {
+            match pool.register_lent(Bytes::from_owner(BorrowedFile(map.clone())), file) {
                 Ok(registration) => Some((registration, counted)),
                 Err(error) => {
                     tracing::debug!(%error, "memory that a peer lends is not lent on");
@@ -91,9 +91,9 @@ impl TakenFile {
 }
 
 /// The owner of all bytes of a file.
-struct Whole(Arc<PeerMap>);
+struct BorrowedFile(Arc<PeerMap>);
 
-impl AsRef<[u8]> for Whole {
+impl AsRef<[u8]> for BorrowedFile {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: as for `Borrowed`. Nobody reads these bytes. They only say where the memory lies,
         // and keep it mapped.
@@ -155,8 +155,8 @@ impl Borrower {
     ///
     /// # Errors
     /// A description of the peer's breach.
-    pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
-        let Offered { key, len, .. } = offered;
+    pub(crate) fn check(&self, offered: OfferedMemory, pid: u32) -> Result<Given, String> {
+        let OfferedMemory { key, len, .. } = offered;
         let (count, total) = (self.files.len() + 1, self.bytes.saturating_add(len));
         if len == 0 || count > MAX_FILES || total > MAX_BYTES {
             return Err(format!(
@@ -176,11 +176,11 @@ impl Borrower {
     /// A description of the peer's breach.
     pub(crate) fn insert(
         &mut self,
-        offered: Offered,
+        offered: OfferedMemory,
         taken: TakenFile,
-        table: &Table,
+        table: &ChunkTable,
     ) -> Result<(), String> {
-        let Offered { key, addr, len } = offered;
+        let OfferedMemory { key, addr, len } = offered;
         let TakenFile { map, reads, owner, registration } = taken;
         let reads = match (&self.reads, reads) {
             (None, Some(reads)) => self.reads.insert(Arc::new(reads)),

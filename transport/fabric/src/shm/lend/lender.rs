@@ -11,7 +11,7 @@ use super::keeper;
 use crate::access::HostProcess;
 use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
-use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::memory::table::{ChunkTable, RevokedKeys};
 use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
@@ -57,7 +57,7 @@ impl Lender {
     pub(crate) fn lend(
         &mut self,
         bytes: LendableBytes,
-        (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
+        (socket, table, revoked): (&Socket, &ChunkTable, &Arc<RevokedKeys>),
     ) -> io::Result<Option<Lent>> {
         if !*self.allowed.get_or_insert_with(|| self.permit.allows(socket, self.peer)) {
             return Ok(None);

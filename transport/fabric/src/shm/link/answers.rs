@@ -8,7 +8,7 @@ use super::ShmLink;
 use crate::error::LinkError;
 use crate::link::Shared;
 use crate::shm::lend::borrower::TakenFile;
-use crate::shm::memory::peer_map::Offered;
+use crate::shm::memory::peer_map::OfferedMemory;
 use crate::shm::socket::seqpacket::is_end;
 use crate::shm::socket::wire::Message;
 
@@ -28,7 +28,7 @@ impl ShmLink {
     /// Answers an offer of lent memory. `taken` says whether the memory could be mapped.
     pub(super) fn answer_lent(
         &mut self,
-        offered: Offered,
+        offered: OfferedMemory,
         taken: io::Result<TakenFile>,
     ) -> Result<(), LinkError> {
         let taken = match taken {

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::shm::memory::peer_map::{Given, MAX_CHUNK_BYTES, Offered, PeerMap};
+use crate::shm::memory::peer_map::{Given, MAX_CHUNK_BYTES, OfferedMemory, PeerMap};
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 
 /// Maximum number of a peer's chunks that are kept mapped.
@@ -60,8 +60,8 @@ impl PeerChunks {
     ///
     /// # Errors
     /// A description of the peer's breach.
-    pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
-        let Offered { key: rkey, len, .. } = offered;
+    pub(crate) fn check(&self, offered: OfferedMemory, pid: u32) -> Result<Given, String> {
+        let OfferedMemory { key: rkey, len, .. } = offered;
         let files = self.chunks.len() - self.named;
         let (count, total) = (files + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
@@ -77,8 +77,8 @@ impl PeerChunks {
     }
 
     /// Adds a chunk that was checked. `map` is `None` if the chunk could not be mapped.
-    pub(crate) fn insert(&mut self, offered: Offered, map: Option<PeerMap>) {
-        let Offered { key: rkey, addr, len } = offered;
+    pub(crate) fn insert(&mut self, offered: OfferedMemory, map: Option<PeerMap>) {
+        let OfferedMemory { key: rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map, named: false });
         self.bytes += len;
         self.handled += 1;
@@ -89,8 +89,8 @@ impl PeerChunks {
     ///
     /// # Errors
     /// A description of the peer's breach.
-    pub(crate) fn check_named(&self, offered: Offered, pid: u32) -> Result<Given, String> {
-        let Offered { key, len, .. } = offered;
+    pub(crate) fn check_named(&self, offered: OfferedMemory, pid: u32) -> Result<Given, String> {
+        let OfferedMemory { key, len, .. } = offered;
         let (count, total) = (self.named + 1, self.named_bytes.saturating_add(len));
         if count > MAX_FILES || total > MAX_BYTES {
             return Err(format!(
@@ -105,8 +105,8 @@ impl PeerChunks {
     }
 
     /// Adds a buffer that was checked and is now mapped.
-    pub(crate) fn insert_named(&mut self, offered: Offered, map: PeerMap) {
-        let Offered { key, addr, len } = offered;
+    pub(crate) fn insert_named(&mut self, offered: OfferedMemory, map: PeerMap) {
+        let OfferedMemory { key, addr, len } = offered;
         self.chunks.insert(key, PeerChunk { addr, len, map: Some(map), named: true });
         self.named += 1;
         self.named_bytes += len;

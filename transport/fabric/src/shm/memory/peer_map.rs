@@ -36,7 +36,7 @@ const MIN_CHUNKS: usize = 8;
 
 /// Memory that a peer offers, as described by the message that passes the file.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Offered {
+pub(crate) struct OfferedMemory {
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) len: u64,
@@ -89,18 +89,18 @@ impl Usage {
 
 /// Limits on the mappings and the address space of peers' files.
 #[derive(Debug, Clone, Copy)]
-struct Limits {
+struct MapLimits {
     mappings: usize,
     bytes: u64,
 }
 
-impl Limits {
-    fn get() -> Limits {
-        static LIMITS: PerProcess<Limits> = PerProcess::new(|| {
+impl MapLimits {
+    fn get() -> MapLimits {
+        static LIMITS: PerProcess<MapLimits> = PerProcess::new(|| {
             let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
             let mappings = limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR;
             let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
-            Limits { mappings, bytes: MAX_MAPPED.min(address_space / ADDRESS_SPACE_DIVISOR) }
+            MapLimits { mappings, bytes: MAX_MAPPED.min(address_space / ADDRESS_SPACE_DIVISOR) }
         });
         *LIMITS
     }
@@ -129,7 +129,7 @@ impl Mapped {
     /// address space is used, each connection may have only an equal share of a quarter of them. So
     /// connections with many files leave room for others. The last sixteenth of the mappings is
     /// reserved for rings.
-    fn has_room(&self, usage: Usage, len: u64, limits: Limits) -> bool {
+    fn has_room(&self, usage: Usage, len: u64, limits: MapLimits) -> bool {
         let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
         let given = match usage {
             Usage::Ring | Usage::Page => return mapped < limit,
@@ -150,15 +150,15 @@ impl Mapped {
 
 /// A file's entry in [`MAPPED`].
 #[derive(Debug)]
-struct Entry {
+struct MapEntry {
     file: FileId,
     usage: Usage,
     bytes: u64,
 }
 
-impl Entry {
-    fn new(file: FileId, usage: Usage, len: usize) -> io::Result<Entry> {
-        let (limits, bytes) = (Limits::get(), len as u64);
+impl MapEntry {
+    fn new(file: FileId, usage: Usage, len: usize) -> io::Result<MapEntry> {
+        let (limits, bytes) = (MapLimits::get(), len as u64);
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         let once = !usage.may_come_again();
         if once && mapped.files.contains(&file) {
@@ -185,11 +185,11 @@ impl Entry {
         }
         mapped.rings += usize::from(usage == Usage::Ring);
         mapped.bytes += bytes;
-        Ok(Entry { file, usage, bytes })
+        Ok(MapEntry { file, usage, bytes })
     }
 }
 
-impl Drop for Entry {
+impl Drop for MapEntry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         match self.usage {
@@ -239,7 +239,7 @@ impl Lent {
 #[derive(Debug)]
 pub(crate) struct PeerMap {
     /// `Some` until this is dropped.
-    mapped: Option<(Map, Entry)>,
+    mapped: Option<(Map, MapEntry)>,
     user: u32,
     cost: Option<MapCost>,
 }
@@ -254,7 +254,7 @@ impl PeerMap {
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let (mut entry, cost) = (None, usage.cost(user, len));
         let accept = |file| {
-            entry = Some(Entry::new(file, usage, len)?);
+            entry = Some(MapEntry::new(file, usage, len)?);
             Ok(())
         };
         let map = match usage {
@@ -307,7 +307,7 @@ impl PeerMap {
         let usage = Usage::Lent { others };
         let (mut entry, cost) = (None, usage.cost(user, len));
         let map = Map::read_only(file, len, |file| {
-            entry = Some(Entry::new(file, usage, len)?);
+            entry = Some(MapEntry::new(file, usage, len)?);
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
@@ -329,7 +329,7 @@ impl PeerMap {
     /// # Errors
     /// The file is counted already, or there are too many.
     pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
-        let entry = Entry::new(file, usage, map.len())?;
+        let entry = MapEntry::new(file, usage, map.len())?;
         Ok(PeerMap { mapped: Some((map, entry)), user, cost: None })
     }
 
@@ -391,7 +391,7 @@ mod tests {
     use crate::shm::memory::map_debt;
 
     const NONE: Given = Given { files: 0, bytes: 0, pid: 0 };
-    const LIMITS: Limits = Limits { mappings: 16_382, bytes: MAX_MAPPED };
+    const LIMITS: MapLimits = MapLimits { mappings: 16_382, bytes: MAX_MAPPED };
 
     #[test]
     fn a_file_is_mapped_once_at_a_time() {

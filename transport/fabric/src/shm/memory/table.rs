@@ -9,9 +9,9 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
 /// The chunks that peers may be given.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct ChunkTable {
     next: AtomicU32,
-    chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
+    chunks: Mutex<HashMap<u32, Arc<ShmChunk>>>,
     /// Regions that may be lent to peers, keyed by memory key.
     lendable: Mutex<HashMap<u32, Arc<Lendable>>>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Lendable {
 
 /// A chunk: the file, and its address in this process.
 #[derive(Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct ShmChunk {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
@@ -98,7 +98,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Table {
+impl ChunkTable {
     pub(crate) fn live(&self) -> usize {
         lock(&self.chunks).len()
     }
@@ -139,17 +139,17 @@ impl Table {
 
     /// Gives a chunk to a link's peer. Returns `None` if the key does not exist, or if another link
     /// has the chunk (R12).
-    pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
+    pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<ShmChunk>> {
         self.share_with(rkey, to, false)
     }
 
     /// Gives a link's peer access to an application buffer. Returns `None` if the key does not
     /// exist.
-    pub(crate) fn share_named(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
+    pub(crate) fn share_named(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<ShmChunk>> {
         self.share_with(rkey, to, true)
     }
 
-    fn share_with(&self, rkey: u32, to: &Arc<RevokedKeys>, in_turn: bool) -> Option<Arc<Chunk>> {
+    fn share_with(&self, rkey: u32, to: &Arc<RevokedKeys>, in_turn: bool) -> Option<Arc<ShmChunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
         let shared = lock(&chunk.links).add(to, in_turn);
         shared.then_some(chunk)
@@ -158,10 +158,10 @@ impl Table {
 
 /// Makes chunks known.
 #[derive(Debug)]
-pub(crate) struct ShmRegistrar(pub(crate) Arc<Table>);
+pub(crate) struct ShmRegistrar(pub(crate) Arc<ChunkTable>);
 
 struct ShmRegistration {
-    table: Arc<Table>,
+    table: Arc<ChunkTable>,
     key: u32,
     addr: u64,
     lends: bool,
@@ -233,7 +233,7 @@ unsafe impl Registrar for ShmRegistrar {
                     Access::RemoteWrite => Links::One(None),
                     _ => Links::InTurn(Vec::new()),
                 });
-                table.insert(&table.chunks, Chunk { addr, len, file, links })
+                table.insert(&table.chunks, ShmChunk { addr, len, file, links })
             }
             (Access::Lend, Some(file)) => {
                 let (owner, links) = (OnceLock::new(), Mutex::default());
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_shared_with_one_link_which_hears_of_its_end() {
-        let table = Arc::new(Table::default());
+        let table = Arc::new(ChunkTable::default());
         let registrar = ShmRegistrar(table.clone());
         let file = Some(tonic_rdma_memory::memfd::sealed(c"test", 4096).unwrap());
         let memory =

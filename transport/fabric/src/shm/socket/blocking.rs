@@ -53,11 +53,11 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A bounded number of threads.
 #[derive(Debug)]
 pub(crate) struct ThreadPool {
-    state: Mutex<State>,
+    state: Mutex<ThreadPoolState>,
     queued: Condvar,
 }
 
-struct State {
+struct ThreadPoolState {
     queue: VecDeque<(u32, Job)>,
     /// Number of busy threads for each user whose jobs they run.
     busy: BTreeMap<u32, usize>,
@@ -67,10 +67,10 @@ struct State {
     waiting: usize,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for ThreadPoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let State { queue, busy, closing, threads, waiting } = self;
-        let mut out = f.debug_struct("State");
+        let ThreadPoolState { queue, busy, closing, threads, waiting } = self;
+        let mut out = f.debug_struct("ThreadPoolState");
         out.field("queued", &queue.len()).field("busy", busy).field("closing", closing);
         out.field("threads", threads).field("waiting", waiting).finish()
     }
@@ -78,7 +78,7 @@ impl std::fmt::Debug for State {
 
 impl ThreadPool {
     const fn new() -> ThreadPool {
-        let state = State {
+        let state = ThreadPoolState {
             queue: VecDeque::new(),
             busy: BTreeMap::new(),
             closing: BTreeMap::new(),
@@ -88,7 +88,7 @@ impl ThreadPool {
         ThreadPool { state: Mutex::new(state), queued: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ThreadPoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +138,7 @@ impl ThreadPool {
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            let State { queue, busy, .. } = &mut *state;
+            let ThreadPoolState { queue, busy, .. } = &mut *state;
             let free =
                 |user: &u32| busy.get(user).is_none_or(|threads| *threads < MAX_THREADS_PER_USER);
             let next =

@@ -42,7 +42,7 @@ pub(crate) struct SocketMessage {
 
 /// Descriptors that came with a message.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct TakenFds {
     pub(crate) fds: Vec<OwnedFd>,
     /// The process that has sent the descriptors, as verified by the kernel, if the socket reports
     /// senders.
@@ -99,7 +99,7 @@ fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMes
 
 /// Takes the next message with its descriptors. May block if some descriptors cannot be opened and
 /// are therefore closed.
-fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Result<()> {
+fn receive_fds(socket: &OwnedFd, TakenFds { fds, sender }: &mut TakenFds) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
     // The buffer has room for one more descriptor than is allowed, so that a surplus is noticed.
     let mut space =
@@ -320,12 +320,12 @@ impl Socket {
     /// result has arrived.
     pub(crate) fn take_fds<T: Send + 'static>(
         &self,
-        make: impl FnOnce(&mut Taken) -> io::Result<T> + Send + 'static,
+        make: impl FnOnce(&mut TakenFds) -> io::Result<T> + Send + 'static,
     ) -> TakeFds<T> {
         let (told, result) = oneshot::channel();
         let socket = Arc::clone(&self.fd);
         self.threads.run(self.peer.uid, move || {
-            let mut taken = Taken::default();
+            let mut taken = TakenFds::default();
             let received = receive_fds(&socket, &mut taken);
             let _ = told.send(received.and_then(|()| make(&mut taken)));
             drop((taken, socket));

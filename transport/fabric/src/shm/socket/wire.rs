@@ -8,7 +8,7 @@ use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
 use crate::shm::ring::Shape;
 use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::End;
+use crate::shm::wakeup::event_fd::ChannelEnd;
 
 /// The version of the protocol.
 pub(crate) const VERSION: u8 = 11;
@@ -191,7 +191,7 @@ impl Message {
                 if let Some(ChannelName { number, runtime, end }) = channel {
                     out.extend(number.to_le_bytes());
                     out.extend(runtime.to_le_bytes());
-                    out.push(u8::from(*end == End::Taker));
+                    out.push(u8::from(*end == ChannelEnd::Taker));
                 }
             }
         }
@@ -317,8 +317,8 @@ fn channel_name(bytes: &[u8]) -> Option<ChannelName> {
     let (number, rest) = u64_of(bytes)?;
     let (runtime, rest) = u64_of(rest)?;
     let end = match rest {
-        [0] => End::Maker,
-        [1] => End::Taker,
+        [0] => ChannelEnd::Maker,
+        [1] => ChannelEnd::Taker,
         _ => return None,
     };
     Some(ChannelName { number, runtime, end })
@@ -371,11 +371,11 @@ mod tests {
             Message::Ring { nonce: 1, channel: None },
             Message::Ring {
                 nonce: 0,
-                channel: Some(ChannelName { number: 1, runtime: 2, end: End::Maker }),
+                channel: Some(ChannelName { number: 1, runtime: 2, end: ChannelEnd::Maker }),
             },
             Message::Ring {
                 nonce: 0,
-                channel: Some(ChannelName { number: 1, runtime: 2, end: End::Taker }),
+                channel: Some(ChannelName { number: 1, runtime: 2, end: ChannelEnd::Taker }),
             },
         ] {
             let bytes = message.encode();

@@ -35,7 +35,7 @@ use std::task::{Context, Wake, Waker};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
-use crate::shm::wakeup::event_fd::{End, EventFds};
+use crate::shm::wakeup::event_fd::{ChannelEnd, EventFds};
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
@@ -44,13 +44,13 @@ pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
 
 /// The page. Either this end or the peer made its file.
 #[derive(Debug)]
-enum Page {
+enum ChannelPage {
     Own(Map),
     Peer(PeerMap),
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WakeChannelState {
     /// The task of each connection. `None` until the connection has waited.
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
@@ -64,7 +64,7 @@ struct State {
 /// One end of a channel.
 #[derive(Debug)]
 pub(crate) struct WakeChannel {
-    page: Page,
+    page: ChannelPage,
     event_fds: EventFds,
     /// The waker that the eventfd calls.
     waker: Waker,
@@ -78,7 +78,7 @@ pub(crate) struct WakeChannel {
     is_shared: AtomicBool,
     /// Whether a connection's task has taken bits since the poller last ran.
     found: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<WakeChannelState>,
 }
 
 /// The waker that the eventfd calls. The runtime holds this waker, so the waker must not keep the
@@ -102,16 +102,20 @@ impl WakeChannel {
     /// Makes a channel. Must be called within a tokio runtime.
     pub(crate) fn make() -> io::Result<Arc<WakeChannel>> {
         let (page, file) = Map::create(PAGE_BYTES)?;
-        WakeChannel::new(EventFds::make()?, Page::Own(page), Some(file))
+        WakeChannel::new(EventFds::make()?, ChannelPage::Own(page), Some(file))
     }
 
     /// Makes this end from the peer's eventfds and page. Must be called within a tokio runtime.
     pub(crate) fn take(event_fds: [OwnedFd; 2], page: PeerMap) -> io::Result<Arc<WakeChannel>> {
-        WakeChannel::new(EventFds::take(event_fds)?, Page::Peer(page), None)
+        WakeChannel::new(EventFds::take(event_fds)?, ChannelPage::Peer(page), None)
     }
 
-    fn new(event_fds: EventFds, page: Page, file: Option<OwnedFd>) -> io::Result<Arc<WakeChannel>> {
-        let state = State { file: file.map(Arc::new), ..State::default() };
+    fn new(
+        event_fds: EventFds,
+        page: ChannelPage,
+        file: Option<OwnedFd>,
+    ) -> io::Result<Arc<WakeChannel>> {
+        let state = WakeChannelState { file: file.map(Arc::new), ..WakeChannelState::default() };
         let channel = Arc::new_cyclic(|channel| WakeChannel {
             page,
             event_fds,
@@ -129,15 +133,15 @@ impl WakeChannel {
         Ok(channel)
     }
 
-    fn direction(&self, end: End) -> Direction<'_> {
+    fn direction(&self, end: ChannelEnd) -> Direction<'_> {
         let words = match &self.page {
-            Page::Own(map) => map.words(),
-            Page::Peer(map) => map.words(),
+            ChannelPage::Own(map) => map.words(),
+            ChannelPage::Peer(map) => map.words(),
         };
         // Within bounds, because a page of this length was mapped.
         Direction(match end {
-            End::Maker => &words[..WORDS],
-            End::Taker => &words[WORDS..2 * WORDS],
+            ChannelEnd::Maker => &words[..WORDS],
+            ChannelEnd::Taker => &words[WORDS..2 * WORDS],
         })
     }
 
@@ -150,7 +154,7 @@ impl WakeChannel {
         self.direction(self.event_fds.end().other())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WakeChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -356,7 +360,7 @@ mod tests {
 
     use super::*;
     use crate::shm::memory::peer_map::Usage;
-    use crate::shm::wakeup::member::{Member, Wakeup};
+    use crate::shm::wakeup::member::{ChannelMember, Wakeup};
 
     fn words() -> Vec<AtomicU64> {
         (0..WORDS).map(|_| AtomicU64::new(0)).collect()
@@ -438,7 +442,7 @@ mod tests {
         fn on(channel: &Arc<WakeChannel>, connections: usize) -> Waiting {
             let counts: Vec<Arc<Count>> = (0..connections).map(|_| Arc::default()).collect();
             let ends = counts.iter().map(|count| {
-                let mut end = Wakeup::Channel(Member::join(channel).unwrap());
+                let mut end = Wakeup::Channel(ChannelMember::join(channel).unwrap());
                 let waker = Waker::from(count.clone());
                 end.listen(&mut Context::from_waker(&waker)).unwrap();
                 end
@@ -539,16 +543,17 @@ mod tests {
     #[tokio::test]
     async fn it_takes_as_many_connections_as_it_has_bits_and_ends_with_the_last() {
         let [maker, taker] = channel();
-        let mut members: Vec<_> = (0..CAPACITY).map(|_| Member::join(&maker).unwrap()).collect();
-        assert!((0..9).all(|_| Member::join(&maker).is_none()));
+        let mut members: Vec<_> =
+            (0..CAPACITY).map(|_| ChannelMember::join(&maker).unwrap()).collect();
+        assert!((0..9).all(|_| ChannelMember::join(&maker).is_none()));
         assert_eq!(maker.state().tasks.len(), usize::from(CAPACITY), "no room for those refused");
         members.truncate(7);
-        assert!(Member::join(&maker).is_some());
+        assert!(ChannelMember::join(&maker).is_some());
         assert!(matches!(maker.offer(), Some(None)), "the peer has the page");
         drop(Waiting::on(&taker, 1));
         assert!(taker.has_ended() && maker.offer().is_none(), "the peer's end has ended");
         drop(members);
-        assert!(maker.has_ended() && Member::join(&maker).is_none());
+        assert!(maker.has_ended() && ChannelMember::join(&maker).is_none());
         let held = Arc::downgrade(&maker);
         drop(maker);
         turns().await;

@@ -1,6 +1,6 @@
 //! The name of a channel in a handshake.
 
-use crate::shm::wakeup::event_fd::End;
+use crate::shm::wakeup::event_fd::ChannelEnd;
 
 /// The connecting end's name for a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,5 +10,5 @@ pub(crate) struct ChannelName {
     /// The runtime of the connecting end.
     pub(crate) runtime: u64,
     /// The end of the channel that the connecting process has.
-    pub(crate) end: End,
+    pub(crate) end: ChannelEnd,
 }

@@ -37,41 +37,41 @@ use crate::shm::memory::map::{FileId, Map};
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::End;
-use crate::shm::wakeup::member::Member;
+use crate::shm::wakeup::event_fd::ChannelEnd;
+use crate::shm::wakeup::member::ChannelMember;
 
 /// The channels of this process. A list suffices, because there are few channels.
-static CHANNELS: PerProcess<Mutex<Vec<Entry>>> = PerProcess::new(Mutex::default);
+static CHANNELS: PerProcess<Mutex<Vec<ChannelEntry>>> = PerProcess::new(Mutex::default);
 /// Random keys for the numbers of channels and runtimes, so that the numbers differ after exec(2).
 static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
 static NUMBERS: PerProcess<AtomicU64> =
     PerProcess::new(|| AtomicU64::new(KEYS.hash_one(("numbers", std::process::id()))));
 
 #[derive(Debug)]
-struct Entry {
+struct ChannelEntry {
     runtime: Id,
     peer: HostProcess,
     peer_runtime: u64,
     number: u64,
-    end: End,
+    end: ChannelEnd,
     /// The page, if the peer has made it.
     page: Option<FileId>,
     channel: Weak<WakeChannel>,
 }
 
-impl Entry {
+impl ChannelEntry {
     /// Creates an entry of the current runtime.
     fn new(
         peer: HostProcess,
         peer_runtime: u64,
         number: u64,
-        end: End,
+        end: ChannelEnd,
         page: Option<FileId>,
         channel: &Arc<WakeChannel>,
-    ) -> Entry {
+    ) -> ChannelEntry {
         let runtime = Handle::current().id();
         let channel = Arc::downgrade(channel);
-        Entry { runtime, peer, peer_runtime, number, end, page, channel }
+        ChannelEntry { runtime, peer, peer_runtime, number, end, page, channel }
     }
 
     /// Whether the entry belongs to the current runtime and to this peer.
@@ -80,7 +80,7 @@ impl Entry {
     }
 }
 
-fn lock() -> MutexGuard<'static, Vec<Entry>> {
+fn lock() -> MutexGuard<'static, Vec<ChannelEntry>> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct PeerFiles {
 /// The channel that a connecting end has chosen.
 #[derive(Debug)]
 pub(crate) struct Chosen {
-    pub(crate) member: Member,
+    pub(crate) member: ChannelMember,
     pub(crate) name: ChannelName,
     /// The files to send to the peer. `None` if the peer has them already.
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
@@ -116,15 +116,15 @@ pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     // A process that connects to itself has both ends of a channel, and connects at the maker's
     // end.
     let own = peer.pid == std::process::id();
-    let fits = |entry: &&Entry| {
+    let fits = |entry: &&ChannelEntry| {
         entry.is_with(peer)
             && entry.peer_runtime == peer_runtime
-            && !(own && entry.end == End::Taker)
+            && !(own && entry.end == ChannelEnd::Taker)
     };
-    for Entry { number, end, channel, .. } in channels.iter().filter(fits) {
+    for ChannelEntry { number, end, channel, .. } in channels.iter().filter(fits) {
         if let Some(channel) = channel.upgrade()
             && let Some(page) = channel.offer()
-            && let Some(member) = Member::join(&channel)
+            && let Some(member) = ChannelMember::join(&channel)
         {
             let name = ChannelName { number: *number, end: *end, runtime: runtime() };
             return Some(Chosen { member, name, files: page.map(|page| (channel, page)) });
@@ -133,9 +133,12 @@ pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let channel = usable(WakeChannel::make())?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let page = channel.offer().flatten()?;
-    let member = Member::join(&channel)?;
-    let name = ChannelName { number, end: End::Maker, runtime: runtime() };
-    add(&mut channels, Entry::new(peer, peer_runtime, number, End::Maker, None, &channel));
+    let member = ChannelMember::join(&channel)?;
+    let name = ChannelName { number, end: ChannelEnd::Maker, runtime: runtime() };
+    add(
+        &mut channels,
+        ChannelEntry::new(peer, peer_runtime, number, ChannelEnd::Maker, None, &channel),
+    );
     Some(Chosen { member, name, files: Some((channel, page)) })
 }
 
@@ -150,28 +153,29 @@ pub(crate) fn join(
     peer: HostProcess,
     name: ChannelName,
     files: Option<PeerFiles>,
-) -> Option<Member> {
+) -> Option<ChannelMember> {
     let mut channels = lock();
     let end = name.end.other();
-    let named =
-        |entry: &Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
+    let named = |entry: &ChannelEntry| {
+        entry.is_with(peer) && entry.number == name.number && entry.end == end
+    };
     let page = files.as_ref().map(|files| files.page_id);
     // A channel with another page belongs to an earlier program of the same process (exec(2)).
     channels.retain(|entry| !named(entry) || page.is_none() || entry.page == page);
     let known = channels.iter().filter(|entry| named(entry));
     let mut known = known.filter_map(|entry| entry.channel.upgrade());
-    if let Some(member) = known.find_map(|channel| Member::join(&channel)) {
+    if let Some(member) = known.find_map(|channel| ChannelMember::join(&channel)) {
         return Some(member);
     }
-    let (Some(files), End::Taker) = (files, end) else { return None };
+    let (Some(files), ChannelEnd::Taker) = (files, end) else { return None };
     let map = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page);
     let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fds, map)))?;
-    let member = Member::join(&channel);
-    add(&mut channels, Entry::new(peer, name.runtime, name.number, end, page, &channel));
+    let member = ChannelMember::join(&channel);
+    add(&mut channels, ChannelEntry::new(peer, name.runtime, name.number, end, page, &channel));
     member
 }
 
-fn add(channels: &mut Vec<Entry>, entry: Entry) {
+fn add(channels: &mut Vec<ChannelEntry>, entry: ChannelEntry) {
     channels.retain(|entry| entry.channel.strong_count() > 0);
     channels.push(entry);
 }
@@ -208,20 +212,21 @@ mod tests {
     #[tokio::test]
     async fn a_channel_is_that_of_one_process() {
         let (peer, number) = (HostProcess { pid: 1 << 30, start: 7 }, 11);
-        let name = ChannelName { number, runtime: RUNTIME, end: End::Maker };
+        let name = ChannelName { number, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (maker, page) = made();
         assert!(join(peer, name, None).is_none());
         let first = join(peer, name, Some(files(&page, &maker))).unwrap();
         assert!(is_joined(&maker) && join(peer, name, None).is_some());
         let chosen = choose(peer, RUNTIME).unwrap();
-        assert_eq!((chosen.name.number, chosen.name.end), (number, End::Taker));
+        assert_eq!((chosen.name.number, chosen.name.end), (number, ChannelEnd::Taker));
         // The pid belongs to another process by now.
         let later = HostProcess { start: 8, ..peer };
         assert!(join(later, name, None).is_none());
         assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
-        for other in
-            [ChannelName { number: number + 1, ..name }, ChannelName { end: End::Taker, ..name }]
-        {
+        for other in [
+            ChannelName { number: number + 1, ..name },
+            ChannelName { end: ChannelEnd::Taker, ..name },
+        ] {
             assert!(join(peer, other, None).is_none(), "{other:?}");
         }
         let elsewhere = std::thread::spawn(move || {
@@ -236,7 +241,7 @@ mod tests {
     #[tokio::test]
     async fn a_page_that_is_not_the_known_one_is_another_channel() {
         let peer = HostProcess { pid: (1 << 30) + 1, start: 7 };
-        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (old, new) = (made(), made());
         let first = join(peer, name, Some(files(&old.1, &old.0))).unwrap();
         let second = join(peer, name, Some(files(&new.1, &new.0))).unwrap();
@@ -251,7 +256,7 @@ mod tests {
     #[tokio::test]
     async fn a_channel_that_has_ended_is_made_again_or_done_without() {
         let peer = HostProcess { pid: (1 << 30) + 2, start: 7 };
-        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (maker, page) = made();
         drop(join(peer, name, Some(files(&page, &maker))).unwrap());
         assert!(join(peer, name, None).is_none(), "it has ended");
@@ -287,7 +292,7 @@ mod tests {
         let PeerFiles { event_fds, page, page_id, user } = files(&page, &channel);
         let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
         let theirs = WakeChannel::take(event_fds, page).unwrap();
-        let member = Member::join(&theirs).unwrap();
+        let member = ChannelMember::join(&theirs).unwrap();
         let again = choose(peer, RUNTIME).unwrap();
         assert!(again.name == first.name && again.files.is_none());
         drop(member);

@@ -45,7 +45,7 @@ const MAX_ROUNDS: usize = 16;
 
 /// Says whether the process at an end made the eventfds or took them over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ChannelEnd {
     Maker,
     Taker,
 }
@@ -57,7 +57,7 @@ pub(crate) struct EventFds {
     own: AsyncFd<OwnedFd>,
     /// Wakes the peer.
     peers: OwnedFd,
-    end: End,
+    end: ChannelEnd,
 }
 
 impl EventFds {
@@ -67,7 +67,7 @@ impl EventFds {
     /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
     #[inline]
     pub(crate) fn make() -> io::Result<EventFds> {
-        EventFds::new([filled()?, filled()?], End::Maker)
+        EventFds::new([filled()?, filled()?], ChannelEnd::Maker)
     }
 
     /// Takes eventfds that the peer has made and [`check`] has found usable. The first is the one
@@ -77,10 +77,10 @@ impl EventFds {
     /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
     #[inline]
     pub(crate) fn take([peers, own]: [OwnedFd; 2]) -> io::Result<EventFds> {
-        EventFds::new([own, peers], End::Taker)
+        EventFds::new([own, peers], ChannelEnd::Taker)
     }
 
-    fn new([own, peers]: [OwnedFd; 2], end: End) -> io::Result<EventFds> {
+    fn new([own, peers]: [OwnedFd; 2], end: ChannelEnd) -> io::Result<EventFds> {
         if !is_supported() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -95,7 +95,7 @@ impl EventFds {
         [self.own.get_ref().as_fd(), self.peers.as_fd()]
     }
 
-    pub(crate) fn end(&self) -> End {
+    pub(crate) fn end(&self) -> ChannelEnd {
         self.end
     }
 
@@ -137,12 +137,12 @@ impl EventFds {
     }
 }
 
-impl End {
+impl ChannelEnd {
     /// The end that the peer has.
-    pub(crate) fn other(self) -> End {
+    pub(crate) fn other(self) -> ChannelEnd {
         match self {
-            End::Maker => End::Taker,
-            End::Taker => End::Maker,
+            ChannelEnd::Maker => ChannelEnd::Taker,
+            ChannelEnd::Taker => ChannelEnd::Maker,
         }
     }
 }
@@ -284,7 +284,7 @@ mod tests {
     async fn one_that_is_broken_is_not_waited_for() {
         let (reader, writer) = std::io::pipe().unwrap();
         fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
-        let end = EventFds::new([writer.into(), filled().unwrap()], End::Taker).unwrap();
+        let end = EventFds::new([writer.into(), filled().unwrap()], ChannelEnd::Taker).unwrap();
         drop(reader);
         turns().await;
         let cx = &mut Context::from_waker(Waker::noop());
@@ -306,7 +306,7 @@ mod tests {
     #[tokio::test]
     async fn no_counter_has_an_end_wait() {
         let plain = |count| eventfd(count, EventfdFlags::CLOEXEC).unwrap();
-        let pair = Pair::of(EventFds::new([plain(0), plain(3)], End::Maker).unwrap());
+        let pair = Pair::of(EventFds::new([plain(0), plain(3)], ChannelEnd::Maker).unwrap());
         turns().await;
         pair.listen(1);
         pair.ends[0].wake().unwrap();

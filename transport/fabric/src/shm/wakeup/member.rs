@@ -23,19 +23,19 @@ const BY_MESSAGE: u64 = u64::MAX;
 
 /// A connection's place in a channel.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct ChannelMember {
     channel: Arc<WakeChannel>,
     connection: u16,
     /// The task to wake.
     task: Option<Waker>,
 }
 
-impl Member {
+impl ChannelMember {
     /// Adds a connection to the channel. Returns `None` if the channel is full or has ended. Must
     /// be called within the channel's runtime.
-    pub(crate) fn join(channel: &Arc<WakeChannel>) -> Option<Member> {
+    pub(crate) fn join(channel: &Arc<WakeChannel>) -> Option<ChannelMember> {
         let (connection, spawn) = channel.add()?;
-        let member = Member { channel: channel.clone(), connection, task: None };
+        let member = ChannelMember { channel: channel.clone(), connection, task: None };
         if spawn {
             Handle::current().spawn(Poller::new(channel.clone()));
         }
@@ -43,7 +43,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ChannelMember {
     fn drop(&mut self) {
         self.channel.remove(self.connection);
     }
@@ -52,7 +52,7 @@ impl Drop for Member {
 /// The way in which an end of a connection is woken, and wakes its peer.
 #[derive(Debug)]
 pub(crate) enum Wakeup {
-    Channel(Member),
+    Channel(ChannelMember),
     /// A message on the socket.
     Message,
 }
@@ -64,7 +64,9 @@ impl Wakeup {
     /// The runtime has ended. `InvalidData` if the peer has broken the channel.
     #[inline]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Wakeup::Channel(Member { channel, connection, task }) = self else { return Ok(()) };
+        let Wakeup::Channel(ChannelMember { channel, connection, task }) = self else {
+            return Ok(());
+        };
         if task.as_ref().is_none_or(|task| !task.will_wake(cx.waker())) {
             *task = Some(cx.waker().clone());
             channel.set_task(*connection, cx.waker());

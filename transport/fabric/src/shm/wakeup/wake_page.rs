@@ -53,12 +53,12 @@ impl<'a> Direction<'a> {
     }
 
     /// Takes all bits that are set.
-    pub(crate) fn take(self) -> Taken<'a> {
+    pub(crate) fn take(self) -> TakenBits<'a> {
         let summary = match self.has_bits() {
             true => self.0[SUMMARY].swap(0, Ordering::AcqRel),
             false => 0,
         };
-        Taken { words: self.0, summary, word: 0, bits: 0 }
+        TakenBits { words: self.0, summary, word: 0, bits: 0 }
     }
 
     /// Announces that the receiving process is about to sleep with regard to these connections. The
@@ -94,7 +94,7 @@ impl<'a> Direction<'a> {
 
 /// The connections whose bits were taken.
 #[derive(Debug)]
-pub(crate) struct Taken<'a> {
+pub(crate) struct TakenBits<'a> {
     words: &'a [AtomicU64],
     summary: u64,
     /// The word to which `bits` belong.
@@ -102,7 +102,7 @@ pub(crate) struct Taken<'a> {
     bits: u64,
 }
 
-impl Iterator for Taken<'_> {
+impl Iterator for TakenBits<'_> {
     type Item = u16;
 
     fn next(&mut self) -> Option<u16> {

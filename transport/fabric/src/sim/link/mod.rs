@@ -19,14 +19,14 @@ use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Lent, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
-use crate::queue::{Held, SendQueue};
+use crate::queue::{HeldMemory, SendQueue};
 use crate::returns::Returns;
 use crate::sim::audit::Checksums;
-use crate::sim::end::{End, EndReason, Status};
+use crate::sim::end::{EndReason, SimEnd, Status};
 use crate::sim::faults::delay::Delay;
 use crate::sim::faults::injected_bugs::InjectedBug;
 use crate::sim::link::unordered::Unordered;
-use crate::sim::link::work::{Request, Source, write_source};
+use crate::sim::link::work::{SimWorkRequest, Source, write_source};
 use crate::sim::loans::to_lend_on;
 use crate::sim::observer::{EndId, Event};
 use crate::sim::rng::Rng;
@@ -45,7 +45,7 @@ const MAX_COMPLETIONS: usize = 256;
 
 /// One of the two ends of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum SimSide {
     Connecting,
     Accepting,
 }
@@ -55,13 +55,13 @@ pub(super) enum Side {
 pub struct SimLink {
     caps: Caps,
     peer: PeerInfo,
-    end: Arc<End>,
-    peer_end: Option<(Side, Arc<End>)>,
+    end: Arc<SimEnd>,
+    peer_end: Option<(SimSide, Arc<SimEnd>)>,
     sq: SendQueue,
     /// Work that is queued until the doorbell rings.
-    queued: Vec<Request>,
+    queued: Vec<SimWorkRequest>,
     /// Work after the doorbell that is not delivered yet.
-    in_flight: VecDeque<Request>,
+    in_flight: VecDeque<SimWorkRequest>,
     /// Delivered work whose completion has not been reported yet, with the delay of that
     /// completion.
     done: VecDeque<(u64, Delay)>,
@@ -113,7 +113,7 @@ impl SimLink {
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
             peer,
-            end: End::new(id, device.clone(), config.takes),
+            end: SimEnd::new(id, device.clone(), config.takes),
             peer_end: None,
             sq: SendQueue::new(caps.send_queue, config.max_sends()),
             caps,
@@ -143,13 +143,13 @@ impl SimLink {
         link
     }
 
-    pub(super) fn join(&mut self, side: Side, other: Arc<End>) {
-        let (end, peer, connecting) = (self.end.id, other.id, side == Side::Connecting);
+    pub(super) fn join(&mut self, side: SimSide, other: Arc<SimEnd>) {
+        let (end, peer, connecting) = (self.end.id, other.id, side == SimSide::Connecting);
         self.end.device.net.emit(Event::Joined { end, peer, connecting });
         self.peer_end = Some((side, other));
     }
 
-    pub(super) fn end(&self) -> &Arc<End> {
+    pub(super) fn end(&self) -> &Arc<SimEnd> {
         &self.end
     }
 
@@ -215,12 +215,17 @@ impl SimLink {
         }
     }
 
-    fn deliver(&mut self, request: &Request, side: Side, other: &End) -> Result<(), Status> {
+    fn deliver(
+        &mut self,
+        request: &SimWorkRequest,
+        side: SimSide,
+        other: &SimEnd,
+    ) -> Result<(), Status> {
         let net = &self.end.device.net;
         if let Some(left) = &mut self.remaining_work {
             *left = left.checked_sub(1).ok_or(Status::RetryExceeded)?;
         }
-        if side == Side::Accepting && !self.end.has_received() {
+        if side == SimSide::Accepting && !self.end.has_received() {
             return Err(Status::SentFirst);
         }
         let place = self.end.device.table.readable(request.lkey, request.iova, request.len);
@@ -238,7 +243,7 @@ impl SimLink {
         }
     }
 
-    fn send(&mut self, request: &Request, other: &End) -> Result<(), Status> {
+    fn send(&mut self, request: &SimWorkRequest, other: &SimEnd) -> Result<(), Status> {
         let net = &self.end.device.net;
         let (end, peer) = (self.end.id, other.id);
         net.counters.sends.fetch_add(1, Relaxed);
@@ -267,8 +272,8 @@ impl SimLink {
         if let Some((mut bytes, addr, rkey)) = self.late_write.take() {
             net.emit(Event::Written { end, peer, addr, rkey, len: bytes.len() });
             let src = NonNull::from(bytes.as_mut_slice()).cast();
-            // SAFETY: the source is a copy of this link's own. `Table::write` allows any peer such
-            // a write to its memory. The injected bug breaks R9 on purpose.
+            // SAFETY: the source is a copy of this link's own. `RegionTable::write` allows any peer
+            // such a write to its memory. The injected bug breaks R9 on purpose.
             unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
         }
         Ok(())
@@ -276,8 +281,8 @@ impl SimLink {
 
     fn write(
         &mut self,
-        request: &Request,
-        other: &End,
+        request: &SimWorkRequest,
+        other: &SimEnd,
         addr: u64,
         rkey: u32,
     ) -> Result<(), Status> {
@@ -324,7 +329,7 @@ impl SimLink {
     }
 
     /// Fails work, which puts both queue pairs into the error state.
-    fn fail(&mut self, verb: Verb, status: Status, other: &End) {
+    fn fail(&mut self, verb: Verb, status: Status, other: &SimEnd) {
         let net = &self.end.device.net;
         let rule = match status {
             Status::ReceiverNotReady | Status::RemoteInvalidRequest => Some("R2"),
@@ -469,7 +474,7 @@ impl Link for SimLink {
         }
         let (verb, held, source, remote) = match work {
             Work::Send { offset, len } => match Source::in_block(&self.block, offset, len) {
-                Some(source) => (Verb::Send, Held::Slot, source, None),
+                Some(source) => (Verb::Send, HeldMemory::Slot, source, None),
                 None => {
                     return Err(self.misuse(format!(
                         "SEND of {len} bytes at {offset} lies outside the block"
@@ -503,7 +508,7 @@ impl Link for SimLink {
             unsafe { self.checksums.watch(seq, addr, len) };
         }
         let delay = Delay::draw(&mut self.rng, &net.config);
-        self.queued.push(Request { seq, addr, iova, len, lkey, remote, delay });
+        self.queued.push(SimWorkRequest { seq, addr, iova, len, lkey, remote, delay });
         Ok(Posted::InFlight)
     }
 

@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use crate::sim::memory::table::Table;
+use crate::sim::memory::table::RegionTable;
 use crate::sim::rng::Rng;
 
 /// Bytes in transit, with their address and key.
@@ -15,10 +15,10 @@ impl Unordered {
     /// the WRITE.
     ///
     /// # Safety
-    /// The same as for [`Table::write`].
+    /// The same as for [`RegionTable::write`].
     pub(super) unsafe fn write(
         &mut self,
-        table: &Table,
+        table: &RegionTable,
         (rkey, addr): (u32, u64),
         (src, len): (NonNull<u8>, usize),
         rng: &mut Rng,
@@ -48,7 +48,7 @@ impl Unordered {
     }
 
     /// Lets all bytes in transit arrive, in any order.
-    pub(super) fn arrive(&mut self, table: &Table, rng: &mut Rng) {
+    pub(super) fn arrive(&mut self, table: &RegionTable, rng: &mut Rng) {
         while !self.0.is_empty() {
             let (mut bytes, addr, rkey) =
                 self.0.swap_remove(rng.up_to(self.0.len() as u32 - 1) as usize);

@@ -6,12 +6,12 @@ use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
 
 use crate::control_block::ControlBlock;
 use crate::link::WriteSource;
-use crate::queue::Held;
+use crate::queue::HeldMemory;
 use crate::sim::faults::delay::Delay;
 
 /// One work request.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct SimWorkRequest {
     pub(super) seq: u64,
     pub(super) addr: NonNull<u8>,
     /// The device's address of the same bytes.
@@ -26,9 +26,9 @@ pub(super) struct Request {
 
 // SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
 // is used by the link's owner only.
-unsafe impl Send for Request {}
+unsafe impl Send for SimWorkRequest {}
 // SAFETY: &Request gives no access to the memory.
-unsafe impl Sync for Request {}
+unsafe impl Sync for SimWorkRequest {}
 
 /// Memory that work reads: its address in this process, its address and key for the device, and its
 /// length.
@@ -48,25 +48,25 @@ impl Source {
 }
 
 /// Splits a WRITE's source into the owner of its memory and the place of its bytes.
-pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
+pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(HeldMemory, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
         // Pool memory has an address, so the fallback is never used. Length 0 makes it harmless.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
             .unwrap_or(NonNull::dangling())
     }
-    fn bytes(b: PinnedBytes) -> (Held, Source) {
+    fn bytes(b: PinnedBytes) -> (HeldMemory, Source) {
         let source = Source { addr: at(b.addr()), iova: b.iova(), lkey: b.lkey(), len: b.len() };
-        (Held::Bytes(b), source)
+        (HeldMemory::Bytes(b), source)
     }
-    fn buf(b: PinnedBuf) -> (Held, Source) {
+    fn buf(b: PinnedBuf) -> (HeldMemory, Source) {
         let source = Source { addr: at(b.addr()), iova: b.addr(), lkey: b.lkey(), len: b.len() };
-        (Held::Buf(b), source)
+        (HeldMemory::Buf(b), source)
     }
     Some(match src {
         WriteSource::Bytes(b) => bytes(b),
         WriteSource::Buf(b) => buf(b),
         WriteSource::Staged { offset, len } => {
-            (Held::Staging, Source::in_block(block, offset, len)?)
+            (HeldMemory::Staging, Source::in_block(block, offset, len)?)
         }
         WriteSource::Any(_) => return None,
     })

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tonic_rdma_memory::Access;
 
 #[derive(Debug, Clone, Copy)]
-struct Region {
+struct SimRegion {
     addr: u64,
     /// The address of the first byte, as work requests name it.
     iova: u64,
@@ -17,7 +17,7 @@ struct Region {
     access: Access,
 }
 
-impl Region {
+impl SimRegion {
     /// The address of `[iova, iova + len)` in this process, if all of it lies in the region.
     fn place(&self, iova: u64, len: usize) -> Option<u64> {
         let at = iova.checked_sub(self.iova)?;
@@ -28,18 +28,18 @@ impl Region {
 #[derive(Default)]
 struct Regions {
     next: u32,
-    by_lkey: HashMap<u32, Region>,
+    by_lkey: HashMap<u32, SimRegion>,
 }
 
 /// The registered memory of one device.
 #[derive(Default)]
-pub(crate) struct Table {
+pub(crate) struct RegionTable {
     regions: Mutex<Regions>,
 }
 
-impl fmt::Debug for Table {
+impl fmt::Debug for RegionTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("regions", &self.live()).finish()
+        f.debug_struct("RegionTable").field("regions", &self.live()).finish()
     }
 }
 
@@ -66,7 +66,7 @@ const fn inverse(n: u32) -> u32 {
     x
 }
 
-impl Table {
+impl RegionTable {
     fn lock(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +82,7 @@ impl Table {
         let mut regions = self.lock();
         regions.next = regions.next.wrapping_add(1);
         let lkey = regions.next;
-        regions.by_lkey.insert(lkey, Region { addr, iova, len, access });
+        regions.by_lkey.insert(lkey, SimRegion { addr, iova, len, access });
         lkey
     }
 

@@ -46,13 +46,13 @@ pub(super) struct Hub {
 /// Events of one id, and the task that waits for them.
 #[derive(Debug, Default)]
 struct EventQueue {
-    events: VecDeque<Event>,
+    events: VecDeque<CmEvent>,
     waker: Option<Waker>,
 }
 
 /// An event of an id.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct CmEvent {
     /// `RDMA_CM_EVENT_...`
     pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
@@ -60,12 +60,12 @@ pub(crate) struct Event {
     /// Private data of the event. InfiniBand and RoCE pad it with zeros.
     pub(crate) private_data: Vec<u8>,
     /// The request, if the event is a connect request.
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<CmRequest>,
 }
 
 /// The new id of a connect request, and its events.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct CmRequest {
     /// The subscription, dropped before the id is destroyed.
     pub(super) events: Subscription,
     pub(super) id: RawId,
@@ -113,7 +113,7 @@ impl Hub {
             orphaned: AtomicBool::new(false),
             channel,
         });
-        let reactor = Reactor(Arc::downgrade(&hub));
+        let reactor = CmReactor(Arc::downgrade(&hub));
         let _ = hub.reactor.set(tokio::spawn(reactor.run()).abort_handle());
         hubs.push(Arc::downgrade(&hub));
         Ok(hub)
@@ -149,13 +149,13 @@ impl Hub {
     fn deliver(self: &Arc<Hub>, event: RawEvent) -> Option<Waker> {
         let queue = lock(&self.queues).get(&event.id).cloned()?;
         let RawEvent { kind, status, private_data, request, .. } = event;
-        let request = request.map(|id| Request { events: self.subscribe(&id), id });
+        let request = request.map(|id| CmRequest { events: self.subscribe(&id), id });
         let mut queue = lock(&queue);
         if request.is_some() && queue.events.len() >= BACKLOG {
             // The request is rejected when its id is destroyed.
             return None;
         }
-        queue.events.push_back(Event { kind, status, private_data, request });
+        queue.events.push_back(CmEvent { kind, status, private_data, request });
         queue.waker.take()
     }
 }
@@ -177,7 +177,7 @@ impl Subscription {
     ///
     /// # Errors
     /// The channel fails.
-    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         let orphaned = self.is_orphaned();
         if orphaned {
             self.hub.take_events()?;
@@ -220,9 +220,9 @@ impl Drop for Subscription {
 }
 
 /// The task that waits for the events of a channel. The ids keep the hub alive.
-struct Reactor(Weak<Hub>);
+struct CmReactor(Weak<Hub>);
 
-impl Reactor {
+impl CmReactor {
     async fn run(self) {
         future::poll_fn(|cx| self.poll(cx)).await;
     }
@@ -248,7 +248,7 @@ impl Reactor {
     }
 }
 
-impl Drop for Reactor {
+impl Drop for CmReactor {
     fn drop(&mut self) {
         if is_inherited() {
             return;

@@ -12,7 +12,7 @@ use rdma_sys::rdma_cm_event_type as kind;
 use crate::link::MAX_PRIVATE_DATA;
 use crate::verbs::addr::{CAddr, read};
 use crate::verbs::cm::channel::{Channel, RawId, check};
-use crate::verbs::cm::hub::{Event, Hub, Request, Subscription};
+use crate::verbs::cm::hub::{CmEvent, CmRequest, Hub, Subscription};
 use crate::verbs::queue_pair::path_mtu::MAX_ANSWER;
 
 /// `RDMA_OPTION_ID`, `RDMA_OPTION_ID_TOS` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
@@ -20,7 +20,7 @@ const OPTION_ID: i32 = 0;
 const OPTION_ID_TOS: i32 = 0;
 const OPTION_ID_ACK_TIMEOUT: i32 = 3;
 
-impl Event {
+impl CmEvent {
     /// The status as an error.
     pub(crate) fn error(&self) -> io::Error {
         match self.status {
@@ -59,8 +59,8 @@ impl fmt::Debug for CmId {
     }
 }
 
-impl From<Request> for CmId {
-    fn from(request: Request) -> CmId {
+impl From<CmRequest> for CmId {
+    fn from(request: CmRequest) -> CmId {
         CmId { events: Some(request.events), id: request.id }
     }
 }
@@ -86,7 +86,7 @@ impl CmId {
     }
 
     /// Polls for the next event. The task is woken when an event arrives.
-    pub(crate) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    pub(crate) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         match &self.events {
             Some(events) => events.poll(cx),
             None => Poll::Pending,
@@ -97,7 +97,7 @@ impl CmId {
     ///
     /// # Errors
     /// The channel fails, or the runtime that the id was made in has ended.
-    pub(crate) async fn next_event(&self) -> io::Result<Event> {
+    pub(crate) async fn next_event(&self) -> io::Result<CmEvent> {
         future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
@@ -105,7 +105,7 @@ impl CmId {
     ///
     /// # Errors
     /// Those of [`next_event`](Self::next_event).
-    pub(crate) fn poll_next_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    pub(crate) fn poll_next_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         match self.poll_event(cx) {
             Poll::Pending if self.events.as_ref().is_none_or(Subscription::is_orphaned) => {
                 Poll::Ready(Err(io::Error::other("nobody waits for events of the id any more")))

@@ -130,7 +130,7 @@ pub(crate) enum Sleep {
 
 /// The reactor's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum ReactorStep {
     /// The reactor looks at the queue again, after other tasks have run.
     LookAgain,
     /// The reactor waits for an event.
@@ -387,7 +387,7 @@ impl<Q: Queue> Dispatch<Q> {
     ///
     /// # Errors
     /// The queue is broken.
-    pub(crate) fn look(&mut self, wake: &mut Vec<Waker>) -> io::Result<Next> {
+    pub(crate) fn look(&mut self, wake: &mut Vec<Waker>) -> io::Result<ReactorStep> {
         self.check()?;
         loop {
             let drained = self.drain(None, usize::MAX, &mut |_| {}, wake)?.drained;
@@ -395,10 +395,10 @@ impl<Q: Queue> Dispatch<Q> {
             self.busy_polls_seen = self.busy_polls;
             self.looking = !drained || (polled && self.armed < self.sleepers.need());
             if self.looking {
-                return Ok(Next::LookAgain);
+                return Ok(ReactorStep::LookAgain);
             }
             if self.armed >= self.sleepers.need() {
-                return Ok(Next::Wait);
+                return Ok(ReactorStep::Wait);
             }
             self.arm()?;
         }

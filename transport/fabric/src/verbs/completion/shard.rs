@@ -18,7 +18,7 @@ use crate::turn;
 use crate::verbs::completion::async_events::AsyncEvents;
 use crate::verbs::completion::channel::CompChannel;
 use crate::verbs::completion::cq::Cq;
-use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
+use crate::verbs::completion::dispatch::{Dispatch, Failure, ReactorStep};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
@@ -330,8 +330,8 @@ impl Reactor {
         for queue in fired.drain(..) {
             let next = queue.dispatch().look(wake);
             match next {
-                Ok(Next::Wait) => {}
-                Ok(Next::LookAgain) => self.looking.push(Arc::downgrade(&queue)),
+                Ok(ReactorStep::Wait) => {}
+                Ok(ReactorStep::LookAgain) => self.looking.push(Arc::downgrade(&queue)),
                 Err(error) => {
                     tonic_rdma_memory::throttled!(error, device = shard.device.name, %error, "a completion queue failed");
                     queue.dispatch().fail(error.into(), wake);

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use proptest::prelude::*;
 
 use crate::verbs::completion::dispatch::{
-    Armed, BATCH, Completed, Dispatch, Failure, MemberId, Next, Polled, Queue, Sleep,
+    Armed, BATCH, Completed, Dispatch, Failure, MemberId, Polled, Queue, ReactorStep, Sleep,
 };
 
 #[derive(Debug)]
@@ -165,7 +165,7 @@ impl Pair {
     }
 }
 
-fn look(dispatch: &mut Dispatch<Made>) -> Next {
+fn look(dispatch: &mut Dispatch<Made>) -> ReactorStep {
     let mut wake = Vec::new();
     let next = dispatch.look(&mut wake).unwrap();
     wake.into_iter().for_each(Waker::wake);
@@ -173,7 +173,7 @@ fn look(dispatch: &mut Dispatch<Made>) -> Next {
 }
 
 /// The reactor takes the event that must be there.
-fn react(device: &Made, dispatch: &mut Dispatch<Made>) -> Next {
+fn react(device: &Made, dispatch: &mut Dispatch<Made>) -> ReactorStep {
     assert!(device.read_event(), "no event");
     dispatch.take_event();
     look(dispatch)
@@ -211,7 +211,7 @@ fn one_member_has_the_queue_as_its_own() {
     pair.run(&mut dispatch, Armed::Solicited);
     for n in 1..=10 {
         device.complete(7, n as u64, true);
-        assert_eq!(react(&device, &mut dispatch), Next::Wait);
+        assert_eq!(react(&device, &mut dispatch), ReactorStep::Wait);
         assert_eq!(pair.wakes(), n);
         assert_eq!(device.arms(), n, "it is armed by the member alone");
         let before = device.0.borrow().takes;
@@ -299,18 +299,18 @@ fn a_member_that_polls_makes_no_events() {
     a.poll(&mut dispatch, true);
     device.complete(1, 0, true);
     a.poll(&mut dispatch, true);
-    assert_eq!(react(&device, &mut dispatch), Next::LookAgain);
+    assert_eq!(react(&device, &mut dispatch), ReactorStep::LookAgain);
     let arms = device.arms();
     for n in 1..50 {
         device.complete(1, n, true);
         a.poll(&mut dispatch, true);
-        assert_eq!(look(&mut dispatch), Next::LookAgain);
+        assert_eq!(look(&mut dispatch), ReactorStep::LookAgain);
     }
     assert!(!device.read_event());
     // It goes to sleep, and the reactor sees to the rest.
     assert_eq!(a.sleep(&mut dispatch, Armed::Solicited), Sleep::Asleep);
     assert_eq!(device.arms(), arms);
-    assert_eq!(look(&mut dispatch), Next::Wait);
+    assert_eq!(look(&mut dispatch), ReactorStep::Wait);
     assert_eq!(device.arms(), arms + 1);
     device.complete(2, 50, true);
     react(&device, &mut dispatch);
@@ -488,9 +488,9 @@ proptest! {
                 Step::React if in_hand => {
                     in_hand = false;
                     dispatch.take_event();
-                    looking = look(&mut dispatch) == Next::LookAgain;
+                    looking = look(&mut dispatch) == ReactorStep::LookAgain;
                 }
-                Step::Look if looking => looking = look(&mut dispatch) == Next::LookAgain,
+                Step::Look if looking => looking = look(&mut dispatch) == ReactorStep::LookAgain,
                 Step::React | Step::Look => {}
             }
         }
@@ -499,7 +499,7 @@ proptest! {
         while in_hand || looking || device.read_event() {
             dispatch.take_event();
             in_hand = false;
-            looking = look(&mut dispatch) == Next::LookAgain;
+            looking = look(&mut dispatch) == ReactorStep::LookAgain;
             rounds += 1;
             prop_assert!(rounds < 1000, "it never rests");
         }

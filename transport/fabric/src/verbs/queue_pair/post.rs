@@ -24,7 +24,7 @@ pub(crate) enum Operation {
 
 /// One work request, which names its payload by address.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct SendWorkRequest {
     pub(crate) wr_id: u64,
     pub(crate) addr: u64,
     pub(crate) len: u32,
@@ -55,8 +55,8 @@ impl Batch {
         self.wrs.is_empty()
     }
 
-    pub(crate) fn push(&mut self, request: Request, max_inline: u32) {
-        let Request { wr_id, addr, len, lkey, operation } = request;
+    pub(crate) fn push(&mut self, request: SendWorkRequest, max_inline: u32) {
+        let SendWorkRequest { wr_id, addr, len, lkey, operation } = request;
         // SAFETY: all zeros is valid for a request: null pointers, numbers, and unions of both.
         let mut wr: rdma_sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = wr_id;

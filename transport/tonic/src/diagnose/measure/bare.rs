@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use http::Uri;
-use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 use tonic_rdma_fabric::{Fabric, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
@@ -79,7 +79,7 @@ impl BareWay {
             Reason::from_peer(ReasonCode::HandshakeRejected, detail)
         })?;
         let device = connected.link.peer().device.clone();
-        let bare = Bare::open(connected.link, pool.clone(), Limits::default())
+        let bare = Bare::open(connected.link, pool.clone(), BareLimits::default())
             .await
             .map_err(|error| Reason::new(ReasonCode::LinkLost, error.to_string()))?;
         let place = rail.addr.to_string();

@@ -5,7 +5,7 @@
 //! eight messages. A bare connection needs a ticket and counts towards the limit of connections,
 //! like any other.
 
-use tonic_rdma_fabric::bare::{self, BareError, Limits};
+use tonic_rdma_fabric::bare::{self, BareError, BareLimits};
 use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
@@ -47,7 +47,7 @@ impl FastPath {
         };
         tracing::debug!(%peer, "bare connection open");
         tokio::select! {
-            ended = bare::serve(link, pool.clone(), Limits::default()) => match ended {
+            ended = bare::serve(link, pool.clone(), BareLimits::default()) => match ended {
                 Ok(()) | Err(BareError::Link(LinkError::Disconnected { .. })) => {
                     tracing::debug!(%peer, "bare connection closed");
                 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tonic_rdma_fabric::bare::{Bare, BareError, Limits};
+use tonic_rdma_fabric::bare::{Bare, BareError, BareLimits};
 use tonic_rdma_fabric::{Connected, Link as _};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, Hello, Reject};
@@ -25,7 +25,7 @@ async fn admitted(hand: &mut Hand<'_>, bare: bool) -> Result<(Connected, Pool), 
 
 async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
     let (connected, pool) = admitted(hand, true).await?;
-    Ok(Bare::open(connected.link, pool, Limits::default()).await.unwrap())
+    Ok(Bare::open(connected.link, pool, BareLimits::default()).await.unwrap())
 }
 
 /// Starts a server that measures.
@@ -52,7 +52,8 @@ async fn a_server_that_did_not_turn_it_on_serves_none() {
     let Outcome::Grant(grant) = hand.ask().await else { panic!("refused") };
     assert!(!grant.bare);
     let (connected, pool) = admitted(&mut hand, true).await.unwrap();
-    let error = Bare::open(connected.link, pool, Limits::default()).await.map(drop).unwrap_err();
+    let error =
+        Bare::open(connected.link, pool, BareLimits::default()).await.map(drop).unwrap_err();
     assert!(!matches!(error, BareError::Pool(_)), "{error}");
     assert_eq!(logs.lines_with("bare connection").len(), 0);
     let diagnosis = crate::diagnose().peer(world.endpoint(&serving)).await.unwrap();
@@ -152,7 +153,8 @@ async fn a_ticket_is_for_one_kind() {
     assert!(ended.len() == 1 && ended[0].contains("makes no sense: 64 bytes"), "{ended:?}");
 
     let (connected, pool) = admitted(&mut hand, false).await.unwrap();
-    let error = Bare::open(connected.link, pool, Limits::default()).await.map(drop).unwrap_err();
+    let error =
+        Bare::open(connected.link, pool, BareLimits::default()).await.map(drop).unwrap_err();
     assert!(!matches!(error, BareError::Pool(_)), "{error}");
     calls(&world, &serving).await;
 }

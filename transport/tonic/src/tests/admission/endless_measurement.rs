@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tonic_rdma_fabric::Connected;
-use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 use tonic_rdma_proto::{Config, Hello};
 
 use crate::bootstrap::client::{Place, offer_bare};
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: usize = 50;
 
 /// Takes a ticket for a measuring connection, and connects. `None` while another peer measures.
-async fn measuring(server: SocketAddr, limits: Limits) -> Option<Bare> {
+async fn measuring(server: SocketAddr, limits: BareLimits) -> Option<Bare> {
     let uri = format!("http://{server}");
     let tcp = Endpoint::from_shared(uri.clone()).unwrap().connect_tcp().await.unwrap();
     let offered = offer_bare(&tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
@@ -62,7 +62,7 @@ async fn others_are_served_while_a_peer_has_endless_writes_made() {
     assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
     let mut client = Client::new(channel);
     let attack = async {
-        let mut peer = measuring(server, Limits::default()).await.unwrap();
+        let mut peer = measuring(server, BareLimits::default()).await.unwrap();
         let calls = async {
             for n in 0..CALLS {
                 assert_eq!(client.say("x").await.unwrap(), "x", "call {n}");
@@ -74,7 +74,7 @@ async fn others_are_served_while_a_peer_has_endless_writes_made() {
         }
         peer.close();
         // The server serves one at a time, and has given up the first one's WRITEs.
-        let limits = Limits { requested_writes: u64::MAX, ..Limits::default() };
+        let limits = BareLimits { requested_writes: u64::MAX, ..BareLimits::default() };
         let mut peer = loop {
             match measuring(server, limits).await {
                 Some(peer) => break peer,
