@@ -14,11 +14,11 @@ use tonic_rdma_memory::throttled;
 use crate::fifo::Fifo;
 use crate::methods::{Call, Method, Used};
 use crate::placeholder::{self, HEADER, Key, LOST};
-use crate::sink::{Apart, Sink, Taken, without};
+use crate::sink::{Apart, Sink, SplitMessage, without};
 
 /// A part of a body that is sent as a unit.
 #[derive(Clone, Debug)]
-pub struct Chunk {
+pub struct BodyChunk {
     /// The bytes, in order.
     pub segments: SmallVec<[Bytes; 3]>,
     /// Total length of all segments in bytes.
@@ -30,11 +30,11 @@ pub struct Chunk {
     pub longest: Option<usize>,
 }
 
-impl Chunk {
+impl BodyChunk {
     /// Creates a chunk of bytes that a body returned, unchanged.
     pub fn whole(bytes: Bytes) -> Self {
         let len = bytes.len();
-        Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
+        BodyChunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
     }
 }
 
@@ -89,7 +89,7 @@ impl BodyEncoder {
         &mut self,
         body: &mut Body,
         cx: &mut Context<'_>,
-        chunks: &mut Fifo<Chunk>,
+        chunks: &mut Fifo<BodyChunk>,
     ) -> Poll<Polled> {
         let Some(sink) = &mut self.sink else {
             return without(|| Pin::new(body).poll_frame(cx));
@@ -127,9 +127,9 @@ impl BodyEncoder {
     }
 }
 
-fn push_whole(chunks: &mut Fifo<Chunk>, data: Bytes) {
+fn push_whole(chunks: &mut Fifo<BodyChunk>, data: Bytes) {
     if !data.is_empty() {
-        chunks.push_back(Chunk::whole(data));
+        chunks.push_back(BodyChunk::whole(data));
     }
 }
 
@@ -143,7 +143,7 @@ fn expand(
     apart: &mut Apart,
     frame: Bytes,
     method: Option<&Arc<Method>>,
-    chunks: &mut Fifo<Chunk>,
+    chunks: &mut Fifo<BodyChunk>,
 ) -> Result<(), Status> {
     let (mut at, mut run) = (0, 0);
     while at < frame.len() {
@@ -185,7 +185,7 @@ fn expand(
 
 /// Builds a message with its header. `small` begins with the header, followed by the bytes that are
 /// not in segments.
-fn together(apart: &mut Apart, taken: &Taken, small: Bytes) -> Chunk {
+fn together(apart: &mut Apart, taken: &SplitMessage, small: Bytes) -> BodyChunk {
     let mut segments = SmallVec::new();
     let mut from = 0;
     let mut until = |to: usize, segments: &mut SmallVec<[Bytes; 3]>| {
@@ -205,5 +205,5 @@ fn together(apart: &mut Apart, taken: &Taken, small: Bytes) -> Chunk {
     }
     until(HEADER + taken.small, &mut segments);
     let longest = longest.map(|(at, _)| at);
-    Chunk { segments, len: HEADER + taken.len, apart: true, longest }
+    BodyChunk { segments, len: HEADER + taken.len, apart: true, longest }
 }

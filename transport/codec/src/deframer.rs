@@ -11,7 +11,7 @@ use crate::fifo::Fifo;
 use crate::lent_piece::LentPiece;
 use crate::methods::{Method, Used};
 use crate::named::gather::{Gather, Gathered};
-use crate::pending_messages::{self, Kept, Message};
+use crate::pending_messages::{self, ArrivedMessage, Kept};
 use crate::placeholder::{self, HEADER, Key};
 
 /// Messages of at least this many bytes stay where they landed. Copying a shorter message costs
@@ -380,7 +380,7 @@ impl Deframer {
 
     /// Builds the placeholder of `message`, which has `len` bytes, and stores the message for the
     /// decoder.
-    fn placeholder(&mut self, len: usize, message: Message) -> Bytes {
+    fn placeholder(&mut self, len: usize, message: ArrivedMessage) -> Bytes {
         let fill = self.padding(len);
         if self.share.capacity() < HEADER + placeholder::LEN {
             self.share.reserve(SHARE);
@@ -396,7 +396,7 @@ impl Deframer {
     }
 
     /// Ends a placeholder, padded with `fill` bytes, and stores its message for the decoder.
-    pub(super) fn keep(&mut self, message: Message, fill: usize) -> Bytes {
+    pub(super) fn keep(&mut self, message: ArrivedMessage, fill: usize) -> Bytes {
         let key = Key::fresh();
         while self.keys.front_mut().is_some_and(|key| !pending_messages::holds(*key)) {
             self.keys.pop_front();

@@ -16,7 +16,7 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
-use crate::body_encoder::{BodyEncoder, Chunk};
+use crate::body_encoder::{BodyChunk, BodyEncoder};
 use crate::deframer::{Deframer, Part};
 use crate::fifo::Fifo;
 use crate::lent_piece::LentPiece;
@@ -110,12 +110,12 @@ where
 
 /// Polls a body to its end.
 pub(super) fn send(mut body: Body, tap: &mut BodyEncoder) -> Result<Vec<Vec<Bytes>>, Status> {
-    let (mut chunks, mut cx) = (Fifo::<Chunk>::default(), Context::from_waker(Waker::noop()));
+    let (mut chunks, mut cx) = (Fifo::<BodyChunk>::default(), Context::from_waker(Waker::noop()));
     loop {
         match tap.poll(&mut body, &mut cx, &mut chunks) {
             Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                 Ok(data) if data.is_empty() => {}
-                Ok(data) => chunks.push_back(Chunk::whole(data)),
+                Ok(data) => chunks.push_back(BodyChunk::whole(data)),
                 Err(_) => break,
             },
             Poll::Ready(Some(Err(status))) => return Err(status),

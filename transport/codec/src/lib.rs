@@ -49,7 +49,7 @@ pub use self::prost_codec::{ProstCodec, ProstDecoder, ProstEncoder};
 /// The interface for the transport. It is not part of the stable interface.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::body_encoder::{BodyEncoder, Chunk, Polled};
+    pub use crate::body_encoder::{BodyChunk, BodyEncoder, Polled};
     pub use crate::deframer::{Deframer, Delivered, Part};
     pub use crate::fifo::Fifo;
     pub use crate::is_plain_grpc;

@@ -16,7 +16,7 @@ const SHARDS: usize = 16;
 
 /// A message as it arrived.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(super) enum ArrivedMessage {
     /// The message lies in one piece.
     Whole(Landed),
     /// The message is lent, except for its ends.
@@ -25,28 +25,28 @@ pub(super) enum Message {
     Named(Box<NamedMessage>),
 }
 
-impl From<Landed> for Message {
+impl From<Landed> for ArrivedMessage {
     fn from(landed: Landed) -> Self {
-        Message::Whole(landed)
+        ArrivedMessage::Whole(landed)
     }
 }
 
-impl From<Box<LentPiece>> for Message {
+impl From<Box<LentPiece>> for ArrivedMessage {
     fn from(piece: Box<LentPiece>) -> Self {
-        Message::Lent(piece)
+        ArrivedMessage::Lent(piece)
     }
 }
 
-impl From<NamedMessage> for Message {
+impl From<NamedMessage> for ArrivedMessage {
     fn from(message: NamedMessage) -> Self {
-        Message::Named(Box::new(message))
+        ArrivedMessage::Named(Box::new(message))
     }
 }
 
 /// A message that waits for its decoder.
 #[derive(Debug)]
 pub(super) struct Kept {
-    pub(super) message: Message,
+    pub(super) message: ArrivedMessage,
     /// The method to update once tonic accepts the message's length. `None` if the length is known
     /// to be accepted.
     pub(super) method: Option<Arc<Method>>,

@@ -12,7 +12,7 @@ use tonic_rdma_memory::Window;
 use crate::pending_messages;
 use crate::placeholder::{self, Key, LOST};
 use crate::served;
-use crate::sink::{self, Next};
+use crate::sink::{self, Batching};
 
 /// Initial capacity in bytes of tonic's buffer for a body. Long fields bypass the buffer, and short
 /// messages need no more memory. With tonic's own default of 8 KiB, a unary call would allocate 32
@@ -79,7 +79,7 @@ where
 /// Encodes messages, and leaves long `bytes` fields to this crate's transport.
 pub struct ProstEncoder<T> {
     settings: BufferSettings,
-    next: Next,
+    next: Batching,
     _pd: PhantomData<fn(T)>,
 }
 
@@ -87,7 +87,7 @@ impl<T> ProstEncoder<T> {
     /// Creates an encoder with custom buffer sizes. While messages are long, each message gets a
     /// separate frame, whatever the sizes are.
     pub fn new(buffer_settings: BufferSettings) -> Self {
-        Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
+        Self { settings: buffer_settings, next: Batching::Batch, _pd: PhantomData }
     }
 }
 
@@ -102,8 +102,8 @@ impl<T: Message> Encoder for ProstEncoder<T> {
 
     fn buffer_settings(&self) -> BufferSettings {
         match self.next {
-            Next::Batch => self.settings,
-            Next::Alone(_) => BufferSettings::new(BUFFER, 1),
+            Batching::Batch => self.settings,
+            Batching::Alone(_) => BufferSettings::new(BUFFER, 1),
         }
     }
 }
@@ -147,9 +147,9 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
         // only `bytes` fields.
         let mut window = Window::new();
         let message = match kept.message {
-            pending_messages::Message::Named(named) => return named.decode().map(Some),
-            pending_messages::Message::Whole(message) => message.reader(&mut window),
-            pending_messages::Message::Lent(piece) => piece.message(&mut window),
+            pending_messages::ArrivedMessage::Named(named) => return named.decode().map(Some),
+            pending_messages::ArrivedMessage::Whole(message) => message.reader(&mut window),
+            pending_messages::ArrivedMessage::Lent(piece) => piece.message(&mut window),
         };
         // Protobuf errors become INTERNAL, like those of tonic-prost.
         U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
@@ -186,7 +186,7 @@ macro_rules! plain_impls {
 
 plain_impls! {
     ProstCodec<T, U> = Self::new(), |_| Self::new();
-    ProstEncoder<T> = Self { next: Next::FIRST, ..Self::new(settings()) },
+    ProstEncoder<T> = Self { next: Batching::FIRST, ..Self::new(settings()) },
         |this| Self { settings: this.settings, next: this.next, _pd: PhantomData };
     ProstDecoder<U> = Self::new(settings()), |this| Self::new(this.settings);
 }

@@ -27,13 +27,13 @@ const SCRATCH: usize = 64 * 1024;
 /// Polls a body that is sent unchanged. If this poll runs within the poll of an outer body, the
 /// inner encoder does not see the outer sink.
 pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
-    let _placed = Placed::new(Place::NONE, None);
+    let _scope = ScopedState::new(EncoderState::NONE, None);
     poll()
 }
 
 thread_local! {
-    static PLACE: Cell<Place> = const { Cell::new(Place::NONE) };
-    /// Messages that have been split. Valid if [`Place::apart`] is set.
+    static STATE: Cell<EncoderState> = const { Cell::new(EncoderState::NONE) };
+    /// Messages that have been split. Valid if [`EncoderState::apart`] is set.
     static APART: Cell<Option<Box<Apart>>> = const { Cell::new(None) };
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
@@ -41,7 +41,7 @@ thread_local! {
 /// Values that an encoder and the body being polled exchange. Each poll of a body sets such values,
 /// so the type has no destructor.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct EncoderState {
     /// Whether there is a sink.
     is_set: bool,
     /// See [`Sink`].
@@ -52,40 +52,41 @@ struct Place {
     apart: bool,
 }
 
-impl Place {
-    const NONE: Place = Place { is_set: false, ours: false, whole: 0, proven: 0, apart: false };
+impl EncoderState {
+    const NONE: EncoderState =
+        EncoderState { is_set: false, ours: false, whole: 0, proven: 0, apart: false };
 }
 
-/// Sets a place, and restores the outer place on drop.
-struct Placed<'a> {
+/// Sets a state, and restores the outer state on drop.
+struct ScopedState<'a> {
     /// The sink that receives the encoder's results.
     own: Option<&'a mut Sink>,
-    outer: Place,
+    outer: EncoderState,
     outer_apart: Option<Box<Apart>>,
 }
 
-impl<'a> Placed<'a> {
+impl<'a> ScopedState<'a> {
     #[inline]
-    fn new(place: Place, mut own: Option<&'a mut Sink>) -> Self {
-        let outer = PLACE.replace(place);
+    fn new(state: EncoderState, mut own: Option<&'a mut Sink>) -> Self {
+        let outer = STATE.replace(state);
         let outer_apart = if outer.apart { APART.take() } else { None };
-        if place.apart {
+        if state.apart {
             APART.set(own.as_mut().and_then(|own| own.apart.take()));
         }
-        Placed { own, outer, outer_apart }
+        ScopedState { own, outer, outer_apart }
     }
 }
 
-impl Drop for Placed<'_> {
+impl Drop for ScopedState<'_> {
     #[inline]
     fn drop(&mut self) {
-        let place = PLACE.replace(self.outer);
-        let apart = if place.apart { APART.take() } else { None };
+        let state = STATE.replace(self.outer);
+        let apart = if state.apart { APART.take() } else { None };
         if self.outer.apart {
             APART.set(self.outer_apart.take());
         }
         if let Some(own) = &mut self.own {
-            own.ours |= place.ours;
+            own.ours |= state.ours;
             if apart.is_some() {
                 own.apart = apart;
             }
@@ -111,7 +112,7 @@ pub(super) struct Sink {
 /// Messages that were split.
 #[derive(Debug, Default)]
 pub(super) struct Apart {
-    pub(super) out: VecDeque<Taken>,
+    pub(super) out: VecDeque<SplitMessage>,
     /// The segments of all messages in `out`.
     pub(super) segments: VecDeque<Segment>,
     /// Bytes that were copied to become segments.
@@ -122,7 +123,7 @@ pub(super) struct Apart {
 
 /// A message that was split.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct SplitMessage {
     pub(super) key: Key,
     /// Length of the whole message in bytes.
     pub(super) len: usize,
@@ -141,8 +142,8 @@ impl Sink {
     /// Runs `poll` with this sink set, and restores the outer sink afterwards.
     pub(super) fn set<R>(&mut self, poll: impl FnOnce() -> R) -> R {
         let Sink { whole, proven, ours, .. } = *self;
-        let place = Place { is_set: true, ours, whole, proven, apart: self.apart.is_some() };
-        let _placed = Placed::new(place, Some(self));
+        let state = EncoderState { is_set: true, ours, whole, proven, apart: self.apart.is_some() };
+        let _scope = ScopedState::new(state, Some(self));
         poll()
     }
 
@@ -176,7 +177,7 @@ impl Sink {
 /// | Alone(n) | Alone(n - 1) | Alone(16) | Batch |
 /// | Batch | Batch | Alone(16) | Batch |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum Batching {
     /// tonic decides.
     Batch,
     /// Each frame gets one message until this many short messages have been encoded. Otherwise
@@ -184,14 +185,14 @@ pub(super) enum Next {
     Alone(u8),
 }
 
-impl Next {
-    pub(super) const FIRST: Next = Next::Alone(1);
-    const LONG: Next = Next::Alone(16);
+impl Batching {
+    pub(super) const FIRST: Batching = Batching::Alone(1);
+    const LONG: Batching = Batching::Alone(16);
 
-    fn short(self) -> Next {
+    fn short(self) -> Batching {
         match self {
-            Next::Batch | Next::Alone(0 | 1) => Next::Batch,
-            Next::Alone(n) => Next::Alone(n - 1),
+            Batching::Batch | Batching::Alone(0 | 1) => Batching::Batch,
+            Batching::Alone(n) => Batching::Alone(n - 1),
         }
     }
 }
@@ -200,8 +201,8 @@ impl Next {
 pub(super) fn encode<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
-    last: Next,
-) -> Result<Next, Status> {
+    last: Batching,
+) -> Result<Batching, Status> {
     let next = split_or_whole(item, dst, last)?;
     // The check follows the reading of the message, because reading may have revealed that a file
     // is shorter now.
@@ -231,33 +232,33 @@ fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
 fn split_or_whole<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
-    last: Next,
-) -> Result<Next, Status> {
-    let mut place = PLACE.get();
-    if !place.is_set {
+    last: Batching,
+) -> Result<Batching, Status> {
+    let mut state = STATE.get();
+    if !state.is_set {
         dst.reserve(item.encoded_len());
         item.encode_raw(dst);
-        return Ok(Next::Batch);
+        return Ok(Batching::Batch);
     }
-    place.ours = true;
+    state.ours = true;
     let len = item.encoded_len();
-    if len <= place.whole {
-        PLACE.set(place);
+    if len <= state.whole {
+        STATE.set(state);
         dst.reserve(len);
         item.encode_raw(dst);
         return Ok(last.short());
     }
-    let Place { ours, whole, proven, apart, .. } = place;
+    let EncoderState { ours, whole, proven, apart, .. } = state;
     let apart = if apart { APART.take() } else { None };
     let mut sink = Sink { whole, proven, ours, apart };
-    // If the encoder panics, the place must not claim that messages were split.
-    PLACE.set(Place { apart: false, ..place });
+    // If the encoder panics, the state must not claim that messages were split.
+    STATE.set(EncoderState { apart: false, ..state });
     let result = sink.take_apart(item, dst, last);
-    place.apart = sink.apart.is_some();
-    if place.apart {
+    state.apart = sink.apart.is_some();
+    if state.apart {
         APART.set(sink.apart);
     }
-    PLACE.set(place);
+    STATE.set(state);
     result
 }
 
@@ -266,8 +267,8 @@ impl Sink {
         &mut self,
         item: &T,
         dst: &mut EncodeBuf<'_>,
-        last: Next,
-    ) -> Result<Next, Status> {
+        last: Batching,
+    ) -> Result<Batching, Status> {
         let mut small = SMALL.take();
         small.clear();
         let apart = self.apart.get_or_insert_default();
@@ -300,8 +301,8 @@ impl Sink {
         len: usize,
         segments: usize,
         dst: &mut EncodeBuf<'_>,
-        last: Next,
-    ) -> Result<Next, Status> {
+        last: Batching,
+    ) -> Result<Batching, Status> {
         let Ok(stated) = u32::try_from(len) else {
             // tonic's wording.
             return Err(Status::resource_exhausted(format!(
@@ -314,8 +315,8 @@ impl Sink {
         debug_assert!(bare <= len);
         let fill = match last {
             _ if len > self.proven => len,
-            Next::Batch => len.min(BATCH),
-            Next::Alone(_) => bare,
+            Batching::Batch => len.min(BATCH),
+            Batching::Alone(_) => bare,
         }
         .saturating_sub(bare);
         dst.reserve(bare + fill);
@@ -324,11 +325,12 @@ impl Sink {
         dst.put_slice(&placeholder::header(stated));
         dst.put_slice(small);
         dst.put_bytes(0, fill);
-        let taken = Taken { key, len, placeholder: bare + fill, small: small.len(), segments };
+        let taken =
+            SplitMessage { key, len, placeholder: bare + fill, small: small.len(), segments };
         let apart = self.apart.get_or_insert_default();
         apart.filled += fill;
         apart.out.push_back(taken);
-        Ok(Next::LONG)
+        Ok(Batching::LONG)
     }
 }
 
@@ -337,7 +339,7 @@ mod tests {
     use super::*;
 
     fn is_set() -> bool {
-        PLACE.get().is_set
+        STATE.get().is_set
     }
 
     #[test]

@@ -78,6 +78,6 @@ impl<'a> Report<'a> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        tables::print(&mut page::Page { out: f, width: self.width }, self.found)
+        tables::print(&mut page::TextPage { out: f, width: self.width }, self.found)
     }
 }

@@ -27,12 +27,12 @@ pub(crate) fn fitting(columns: Option<u16>) -> u16 {
 }
 
 /// The report while it is being written.
-pub(crate) struct Page<'a> {
+pub(crate) struct TextPage<'a> {
     pub(crate) out: &'a mut dyn fmt::Write,
     pub(crate) width: u16,
 }
 
-impl Page<'_> {
+impl TextPage<'_> {
     pub(crate) fn line(&mut self, text: fmt::Arguments<'_>) -> fmt::Result {
         writeln!(self.out, "{text}")
     }
@@ -116,7 +116,7 @@ mod tests {
         let words: Vec<String> = (0..200).map(|n| format!("word{n}")).collect();
         for (asked, columns) in [(None, WIDEST), (Some(80), 80), (Some(7), NARROWEST)] {
             let mut text = String::new();
-            let mut page = Page { out: &mut text, width: fitting(asked) };
+            let mut page = TextPage { out: &mut text, width: fitting(asked) };
             let mut table = page.table(["Device", ""]);
             table.add_row(["usable", &shown(words.join(" "))]);
             page.section("Devices", &table).unwrap();

@@ -4,10 +4,10 @@ use std::fmt;
 
 use tonic_rdma::diagnose::{Bare, Direction, Measured, Peer, Rates};
 
-use crate::page::{Page, align, reason, shown, size};
+use crate::page::{TextPage, align, reason, shown, size};
 
 /// Prints the steps to the server, and the measurements.
-pub(crate) fn print(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+pub(crate) fn print(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     let mut table = page.table(["Peer", &shown(&peer.uri)]);
     for offered in &peer.offered {
         table.add_row([format!("offers {}", offered.path), shown(&offered.place)]);
@@ -38,7 +38,7 @@ pub(crate) fn print(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
     layers(page, peer)
 }
 
-fn measured(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+fn measured(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     let mut table = page.table(["Path", "Calls", "64 bytes: median", "99 %", "1 MiB: up", "down"]);
     let mut row = |name: &str, m: &Measured| {
         table.add_row([
@@ -65,7 +65,7 @@ fn fast(peer: &Peer) -> &'static str {
     peer.path.map_or("fast", |path| path.as_str())
 }
 
-fn side_by_side(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+fn side_by_side(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     let mut table = page.table(["Payload", "In flight", "bare", fast(peer), "tcp"]);
     for rates in &peer.rates {
         let shown = |per_s: Option<f64>| per_s.map_or("-".to_owned(), |per_s| rate(rates, per_s));
@@ -105,7 +105,7 @@ fn mib_s(rates: &Rates, per_s: f64) -> f64 {
 }
 
 /// Prints how much each layer costs, and how much of the link is used.
-fn layers(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+fn layers(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     let bulk = |rates: &&Rates| rates.direction != Direction::Both;
     let longest = peer.rates.iter().filter(bulk).map(|rates| rates.bytes).max();
     let told =

@@ -8,7 +8,7 @@ use tonic_rdma::diagnose::{
     RdmaNamespaces, RunsIn,
 };
 
-use crate::page::{Page, list, or_dash, shown, size};
+use crate::page::{TextPage, list, or_dash, shown, size};
 use crate::{page, peer};
 
 /// Maximum number of GIDs shown per port. Adapters have long tables, and later entries are similar
@@ -16,7 +16,7 @@ use crate::{page, peer};
 const GIDS: usize = 16;
 
 /// Prints the examined parts, the problems that prevent RDMA, and the verdict.
-pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+pub(crate) fn print(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     system(page, found)?;
     kernel(page, found)?;
     for device in &found.devices {
@@ -44,7 +44,7 @@ pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
 
 /// Adds hints about mistakes in the program's own code, because an examination of the host cannot
 /// find them.
-fn own_code(page: &mut Page<'_>) -> fmt::Result {
+fn own_code(page: &mut TextPage<'_>) -> fmt::Result {
     page.line(format_args!(
         "\nA program that still stays on TCP makes tonic's own channel. Look in its code for\n  \
          - `connect` of stubs that tonic-prost-build has generated: generate them with tonic-rdma-build, or\n    \
@@ -53,7 +53,7 @@ fn own_code(page: &mut Page<'_>) -> fmt::Result {
     ))
 }
 
-fn system(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+fn system(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     let (host, library, settings) = (&found.host, &found.library, &found.settings);
     let mut table = page.table(["System", ""]);
     table.add_row([
@@ -93,7 +93,7 @@ fn system(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     page.section("System", &table)
 }
 
-fn kernel(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+fn kernel(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     let mut table = page.table(["Module", "State", "For"]);
     for module in &found.modules {
         let state = match module.state {
@@ -115,7 +115,7 @@ fn kernel(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     page.section("Device files", &table)
 }
 
-fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
+fn device(page: &mut TextPage<'_>, device: &Device) -> fmt::Result {
     let name = shown(&device.name);
     let mut table = page.table(["Device", &name]);
     table.add_row(["transport", &shown(&device.transport)]);
@@ -188,7 +188,7 @@ fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
     page.steps(&device.steps)
 }
 
-fn pinned(page: &mut Page<'_>, memlock: &MemlockReport) -> fmt::Result {
+fn pinned(page: &mut TextPage<'_>, memlock: &MemlockReport) -> fmt::Result {
     let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), size);
     let mut table = page.table(["Pinned memory", ""]);
     table.add_row([
@@ -217,7 +217,7 @@ fn pinned(page: &mut Page<'_>, memlock: &MemlockReport) -> fmt::Result {
     page.section("Memory", &table)
 }
 
-fn huge_pages(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+fn huge_pages(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     let huge = &found.huge_pages;
     let mut table = page.table(["Huge pages", ""]);
     table.add_row(["transparent", &or_dash(huge.transparent.as_ref())]);
@@ -233,7 +233,7 @@ fn huge_pages(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     page.line(format_args!("{table}"))
 }
 
-fn descriptors(page: &mut Page<'_>, found: &DescriptorsReport) -> fmt::Result {
+fn descriptors(page: &mut TextPage<'_>, found: &DescriptorsReport) -> fmt::Result {
     let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), |n| n.to_string());
     let mut table = page.table(["Descriptors", ""]);
     table.add_row([
@@ -246,7 +246,7 @@ fn descriptors(page: &mut Page<'_>, found: &DescriptorsReport) -> fmt::Result {
 }
 
 fn findings<'a>(
-    page: &mut Page<'_>,
+    page: &mut TextPage<'_>,
     title: &str,
     found: impl Iterator<Item = &'a Finding>,
 ) -> fmt::Result {
@@ -262,7 +262,7 @@ fn findings<'a>(
     Ok(())
 }
 
-fn hints(page: &mut Page<'_>, hints: &[Hint]) -> fmt::Result {
+fn hints(page: &mut TextPage<'_>, hints: &[Hint]) -> fmt::Result {
     for (index, hint) in hints.iter().enumerate() {
         if index == 0 {
             page.line(format_args!("\nCould be faster"))?;
@@ -276,7 +276,7 @@ fn hints(page: &mut Page<'_>, hints: &[Hint]) -> fmt::Result {
     Ok(())
 }
 
-fn cure(page: &mut Page<'_>, cure: &Cure) -> fmt::Result {
+fn cure(page: &mut TextPage<'_>, cure: &Cure) -> fmt::Result {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
         // The command is printed unmodified, because the user copies it.
@@ -287,7 +287,7 @@ fn cure(page: &mut Page<'_>, cure: &Cure) -> fmt::Result {
     }
 }
 
-fn verdict(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+fn verdict(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     match (&found.peer, &found.reason) {
         (Some(peer), _) if found.rdma => page.end(format_args!(
             "Calls to {} go over {}.",

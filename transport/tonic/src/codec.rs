@@ -58,8 +58,8 @@
 //! docs/zero-copy.md.
 
 pub(crate) use tonic_rdma_codec::internal::{
-    BodyEncoder, Call, Chunk, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods, Part,
-    Polled, Used, is_plain_grpc, serve_first,
+    BodyChunk, BodyEncoder, Call, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods,
+    Part, Polled, Used, is_plain_grpc, serve_first,
 };
 pub use tonic_rdma_codec::{ProstCodec, ProstDecoder, ProstEncoder, SEGMENT};
 #[cfg(feature = "test-util")]

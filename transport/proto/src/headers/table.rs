@@ -84,12 +84,12 @@ impl Blocks {
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     /// Empty before the first block.
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     blocks: Blocks,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Entry {
+struct TableEntry {
     field: Vec<u8>,
     /// Hash of the last field that maps to this entry.
     seen: u64,
@@ -114,7 +114,7 @@ impl Sent {
         if literals == 0 {
             return None;
         }
-        self.entries.resize(ENTRIES, Entry::default());
+        self.entries.resize(ENTRIES, TableEntry::default());
         let (mut rest, mut len) = (block, 0);
         while let Some(field_len) = plain_len(rest) {
             let (field, behind) = rest.split_at(field_len);

@@ -19,7 +19,7 @@ use tower::Service;
 
 use crate::boxed_body::boxed;
 use crate::codec::Fifo;
-use crate::codec::{BodyEncoder, Call, Chunk, Method, Methods, Polled, Used, is_plain_grpc};
+use crate::codec::{BodyChunk, BodyEncoder, Call, Method, Methods, Polled, Used, is_plain_grpc};
 use crate::error::BoxError;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
@@ -74,7 +74,7 @@ impl TcpSendBody {
     }
 
     /// Takes the segments of messages that were split, and the bytes between these segments.
-    fn take(&mut self, mut chunks: Fifo<Chunk>, counters: &Counters) {
+    fn take(&mut self, mut chunks: Fifo<BodyChunk>, counters: &Counters) {
         let (moved, filled) = self.encoder.take_copied();
         if moved + filled > 0 {
             counters.tcp.plain_codec.add(moved);

@@ -17,7 +17,7 @@ use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
 use crate::codec::Fifo;
-use crate::codec::{BodyEncoder, Chunk, Used};
+use crate::codec::{BodyChunk, BodyEncoder, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
@@ -42,7 +42,7 @@ enum BodyState {
 pub(crate) struct SendBody {
     body: Body,
     encoder: BodyEncoder,
-    chunks: Fifo<Chunk>,
+    chunks: Fifo<BodyChunk>,
     /// The trailers as a header block.
     trailers: Option<Bytes>,
     state: BodyState,
@@ -140,7 +140,7 @@ impl SendBody {
                             gathered = self.chunks.iter().map(|chunk| chunk.len).sum();
                         } else {
                             gathered += data.len();
-                            self.chunks.push_back(Chunk::whole(data));
+                            self.chunks.push_back(BodyChunk::whole(data));
                         }
                         if self.body.is_end_stream() {
                             self.timer.body_ended();

@@ -5,7 +5,7 @@ use tonic_rdma_fabric::{Lent, Link, LinkError};
 use tonic_rdma_memory::PinnedBytes;
 use tonic_rdma_proto::{Connection, LentPlace, Payload};
 
-use crate::codec::Chunk;
+use crate::codec::BodyChunk;
 use crate::connection::send::link_io::LinkIo;
 use crate::telemetry::stats::Copied;
 
@@ -19,7 +19,12 @@ const MIN_LENT: usize = 32 * 1024;
 
 impl LinkIo {
     /// Turns a chunk into a payload, and counts the copies that it needs.
-    pub(crate) fn payload(&self, chunk: Chunk, eager_limit: usize, copied: &mut Copied) -> Payload {
+    pub(crate) fn payload(
+        &self,
+        chunk: BodyChunk,
+        eager_limit: usize,
+        copied: &mut Copied,
+    ) -> Payload {
         let eager = chunk.len <= eager_limit;
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
