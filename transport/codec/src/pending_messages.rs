@@ -14,7 +14,7 @@ use crate::placeholder::Key;
 /// Number of shards, a power of two.
 const SHARDS: usize = 16;
 
-/// A message as it arrived.
+/// A received message. The variant says how the bytes came.
 #[derive(Debug)]
 pub(super) enum ArrivedMessage {
     /// The message lies in one piece.

@@ -78,7 +78,7 @@ impl fmt::Debug for OfferHook {
 
 /// A place to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct OfferedPlace {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
     /// The server's device. Empty if the server does not name the device.
@@ -89,10 +89,10 @@ pub(crate) struct Place {
 
 /// The server's answer to an Offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Offered {
+pub(crate) struct OfferAnswer {
     pub(crate) ticket: Ticket,
     /// Places to connect to, in order of preference of their paths.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<OfferedPlace>,
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
     /// The text that tonic appends to the user agent of a call over TCP, if the server has reported
@@ -109,7 +109,7 @@ pub(crate) async fn offer(
     origin: Uri,
     hook: Option<&OfferHook>,
     paths: &[Path],
-) -> Result<Offered, Reason> {
+) -> Result<OfferAnswer, Reason> {
     ask(tcp, origin, hook, paths, false).await
 }
 
@@ -121,7 +121,7 @@ pub(crate) async fn offer_bare(
     origin: Uri,
     hook: Option<&OfferHook>,
     paths: &[Path],
-) -> Result<Offered, Reason> {
+) -> Result<OfferAnswer, Reason> {
     ask(tcp, origin, hook, paths, true).await
 }
 
@@ -131,7 +131,7 @@ async fn ask(
     hook: Option<&OfferHook>,
     paths: &[Path],
     bare: bool,
-) -> Result<Offered, Reason> {
+) -> Result<OfferAnswer, Reason> {
     let mut request = Request::new(());
     if let Some(hook) = hook {
         request = hook.ask().await.map_err(|status| {
@@ -282,7 +282,7 @@ fn refused(status: &Status) -> Reason {
 }
 
 /// Checks the server's answer, which is untrusted.
-fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
+fn read(response: OfferResponse, paths: &[Path]) -> Result<OfferAnswer, Reason> {
     let grant = match response.outcome {
         Some(offer_response::Outcome::Grant(grant)) => grant,
         Some(offer_response::Outcome::Refusal(refusal)) => return Err(refusal_reason(&refusal)),
@@ -300,7 +300,7 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         .as_ref()
         .try_into()
         .map_err(|_| malformed(&format!("ticket of {} bytes", grant.ticket.len())))?;
-    let mut offered = Offered {
+    let mut offered = OfferAnswer {
         ticket: Ticket(ticket),
         places: Vec::new(),
         refusals: Vec::new(),
@@ -342,7 +342,7 @@ fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
     (is_tonics && is_word).then(|| HeaderValue::from_str(seen).ok()).flatten()
 }
 
-impl Offered {
+impl OfferAnswer {
     /// Removes the places that this end may not use because their paths are not encrypted.
     fn deny(&mut self, denies: impl Fn(Path) -> bool) {
         for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
@@ -361,7 +361,7 @@ impl Offered {
             let (addr, device) = (Addr::Ip(socket_addr(address)?), address.device.clone());
             let known = |name: &Transport| name.to_string() == address.transport;
             let iwarp = TRANSPORTS.iter().find(|name| known(name)).map(|name| name.is_iwarp());
-            self.places.push(Place { path, addr, device, iwarp });
+            self.places.push(OfferedPlace { path, addr, device, iwarp });
         }
         Ok(())
     }
@@ -371,7 +371,7 @@ impl Offered {
             Ok(own) if own == shm.boot_id => {
                 let addr = shm.socket.parse().map_err(|e: BadShmAddr| malformed(&e.to_string()))?;
                 let (path, addr) = (Path::Shm, Addr::Shm(addr));
-                self.places.push(Place { path, addr, device: String::new(), iwarp: None });
+                self.places.push(OfferedPlace { path, addr, device: String::new(), iwarp: None });
             }
             Ok(_) => self.refusals.push((
                 Path::Shm,
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(offered.ticket, Ticket([1; TICKET_LEN]));
         let addr = Addr::Ip("10.0.0.1:50051".parse().unwrap());
         let (path, device, iwarp) = (Path::Verbs, "mlx5_0".to_owned(), Some(false));
-        assert_eq!(offered.places, [Place { path, addr, device, iwarp }]);
+        assert_eq!(offered.places, [OfferedPlace { path, addr, device, iwarp }]);
     }
 
     #[test]

@@ -78,10 +78,10 @@ pub(crate) enum Indirect {
 
 /// The server's TCP connections, and the wrong statements about their addresses.
 #[derive(Debug, Default)]
-pub(crate) struct Gateways(Mutex<Table>);
+pub(crate) struct Gateways(Mutex<GatewayTable>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct GatewayTable {
     /// Open connections by the peer's address.
     live: HashMap<SocketAddr, Live>,
     accepted: u64,
@@ -217,13 +217,13 @@ impl Gateways {
         live.into_iter().map(info).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, GatewayTable> {
         // Ignore poison, because each change leaves the table consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl GatewayTable {
     fn is_suspect(&self, network: Network, now: Instant) -> bool {
         let mismatches = self.mismatches.get(&network);
         mismatches.is_some_and(|m| m.count >= MISMATCHES && now < m.since + WINDOW)

@@ -75,13 +75,13 @@ pub(crate) struct Holder {
 
 #[derive(Debug)]
 pub(crate) struct Tickets {
-    table: Mutex<Table>,
+    table: Mutex<TicketTable>,
     capacity: usize,
     lifetime: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct TicketTable {
     live: HashMap<Ticket, Live>,
     /// The time of the next search for expired tickets. An Offer after this time removes expired
     /// tickets, even if the table is not full.
@@ -166,14 +166,14 @@ impl Tickets {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, TicketTable> {
         // Ignore poison, because each change leaves the table consistent, even if a panic
         // interrupts it.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl TicketTable {
     fn expire(&mut self, now: Instant) {
         let dead: Vec<Ticket> = self
             .live

@@ -19,7 +19,7 @@ use tower::util::BoxService;
 
 use crate::channel::balanced::{Balanced, Change, Members, Membership};
 use crate::channel::health::{Group, Watched};
-use crate::channel::{Channel, Kind};
+use crate::channel::{Channel, ChannelKind};
 use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
@@ -88,7 +88,7 @@ impl Channel {
         });
         let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
         executor.execute(Box::pin(worker));
-        (Channel(Owned::new(Kind::Balanced(Balanced::new(queue, counters, members)))), tx)
+        (Channel(Owned::new(ChannelKind::Balanced(Balanced::new(queue, counters, members)))), tx)
     }
 }
 
@@ -103,10 +103,10 @@ struct Endpoints<K> {
 impl<K> Endpoints<K> {
     fn member(&self, channel: &Channel) -> Option<Membership> {
         match &*channel.0 {
-            Kind::One(one) => {
+            ChannelKind::One(one) => {
                 Some(self.members.join(&one.shared, one.rails.clone(), one.context.clone()))
             }
-            Kind::Balanced(_) => None,
+            ChannelKind::Balanced(_) => None,
         }
     }
 }

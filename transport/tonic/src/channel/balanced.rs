@@ -15,7 +15,7 @@ use tower::buffer::future::ResponseFuture;
 
 use crate::channel::rails::Rails;
 use crate::channel::select::CallFuture;
-use crate::channel::shared::{Fast, Shared, State};
+use crate::channel::shared::{ChannelState, Fast, FastPathState};
 use crate::error::BoxError;
 use crate::path::PathInfo;
 use crate::path::reason::{Reason, ReasonCode};
@@ -59,8 +59,8 @@ impl Balanced {
 
     /// The pool of the first endpoint whose fast path is up.
     pub(super) fn pool(&self) -> Pool {
-        let up = |member: &Arc<Member>| match &*member.state.borrow() {
-            State::Up(fast) => Some(fast.pool.clone()),
+        let up = |member: &Arc<BalancedEndpoint>| match &*member.state.borrow() {
+            FastPathState::Up(fast) => Some(fast.pool.clone()),
             _ => None,
         };
         let pool = self.members.list().iter().find_map(up);
@@ -98,7 +98,7 @@ impl Balanced {
 }
 
 /// Waits for the next state of an endpoint.
-async fn next(state: &mut watch::Receiver<State>) {
+async fn next(state: &mut watch::Receiver<FastPathState>) {
     if state.changed().await.is_err() {
         // Wait for ever, because the endpoint is gone and `Members` notifies that.
         pending().await
@@ -122,15 +122,15 @@ impl Service<Request<Body>> for Balanced {
 /// The endpoints of a balanced channel, in the order in which they were added.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    list: Mutex<Vec<Arc<Member>>>,
+    list: Mutex<Vec<Arc<BalancedEndpoint>>>,
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct Member {
-    shared: Weak<Shared>,
+struct BalancedEndpoint {
+    shared: Weak<ChannelState>,
     rails: Arc<Rails>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<FastPathState>,
     context: crate::Context,
 }
 
@@ -138,22 +138,22 @@ struct Member {
 #[derive(Debug)]
 pub(super) struct Membership {
     members: Arc<Members>,
-    member: Arc<Member>,
+    member: Arc<BalancedEndpoint>,
 }
 
 impl Members {
-    fn list(&self) -> MutexGuard<'_, Vec<Arc<Member>>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<BalancedEndpoint>>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn join(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        shared: &Arc<ChannelState>,
         rails: Arc<Rails>,
         context: crate::Context,
     ) -> Membership {
         let (state, shared) = (shared.state.subscribe(), Arc::downgrade(shared));
-        let member = Arc::new(Member { shared, rails, state, context });
+        let member = Arc::new(BalancedEndpoint { shared, rails, state, context });
         self.list().push(member.clone());
         self.changed.notify_waiters();
         Membership { members: self.clone(), member }
@@ -161,7 +161,7 @@ impl Members {
 
     /// The established connections of all endpoints.
     pub(super) fn established(&self) -> Vec<Fast> {
-        let of = |member: &Arc<Member>| {
+        let of = |member: &Arc<BalancedEndpoint>| {
             let shared = member.shared.upgrade();
             shared.map(|shared| member.rails.established(&shared)).unwrap_or_default()
         };
@@ -187,8 +187,8 @@ impl Members {
 
     /// Subscribes to the states of all endpoints. Each receiver waits for a change of the current
     /// state.
-    fn states(&self) -> Vec<watch::Receiver<State>> {
-        let of = |member: &Arc<Member>| {
+    fn states(&self) -> Vec<watch::Receiver<FastPathState>> {
+        let of = |member: &Arc<BalancedEndpoint>| {
             let mut state = member.state.clone();
             state.mark_unchanged();
             state

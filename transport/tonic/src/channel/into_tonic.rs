@@ -27,7 +27,7 @@ use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower::ServiceExt;
 
-use crate::channel::{Channel, Kind};
+use crate::channel::{Channel, ChannelKind};
 use crate::connection::Piped;
 use crate::executor::SharedExec;
 use crate::tcp::connector::recording;
@@ -72,9 +72,9 @@ impl Channel {
     /// Outside a tokio runtime, unless an [`executor`](crate::Endpoint::executor) was set.
     pub fn into_tonic(self) -> tonic::transport::Channel {
         let (origin, executor) = match &*self.0 {
-            Kind::One(one) if one.is_plain => return one.shared.tcp.channel.clone(),
-            Kind::One(one) => (one.shared.origin.uri.clone(), one.executor.clone()),
-            Kind::Balanced(_) => {
+            ChannelKind::One(one) if one.is_plain => return one.shared.tcp.channel.clone(),
+            ChannelKind::One(one) => (one.shared.origin.uri.clone(), one.executor.clone()),
+            ChannelKind::Balanced(_) => {
                 (Uri::from_static("http://tonic-rdma.invalid"), SharedExec::default())
             }
         };

@@ -13,7 +13,7 @@ use tonic_rdma_proto::Side;
 use crate::channel::attempt::Plan;
 use crate::channel::backoff::{self, Backoff};
 use crate::channel::rails::Left;
-use crate::channel::shared::{Fast, Shared, State};
+use crate::channel::shared::{ChannelState, Fast, FastPathState};
 use crate::connection::FastClient;
 use crate::context::Changes;
 use crate::executor::{SharedExec, boxed};
@@ -32,12 +32,12 @@ const MAX_TOLD: usize = 1024;
 
 /// Shared by all clones of a channel. Dropping the handle ends the manager.
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct ManagerHandle {
     _stop: oneshot::Sender<()>,
 }
 
 pub(crate) struct Manager {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     plan: Plan,
     stop: oneshot::Receiver<()>,
     executor: SharedExec,
@@ -48,14 +48,17 @@ pub(crate) struct Manager {
 
 impl Manager {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ChannelState>,
         plan: Plan,
         executor: SharedExec,
         fast_path_timeout: Duration,
-    ) -> (Self, Handle) {
+    ) -> (Self, ManagerHandle) {
         let (stop_tx, stop) = oneshot::channel();
         let log = Log::new(plan.origin.uri.to_string(), plan.connection > 0);
-        (Self { shared, plan, stop, executor, fast_path_timeout, log }, Handle { _stop: stop_tx })
+        (
+            Self { shared, plan, stop, executor, fast_path_timeout, log },
+            ManagerHandle { _stop: stop_tx },
+        )
     }
 
     /// Spawns the manager on its executor.
@@ -83,18 +86,18 @@ impl Manager {
             () = maintain(&shared, &plan, fast_path_timeout, &mut log, open) => {}
         }
         let reason = Reason::new(ReasonCode::LinkLost, "the channel is gone");
-        if let State::Up(fast) = shared.state.send_replace(State::Down(reason)) {
+        if let FastPathState::Up(fast) = shared.state.send_replace(FastPathState::Down(reason)) {
             fast.client.shutdown();
         }
     }
 }
 
 async fn maintain(
-    shared: &Shared,
+    shared: &ChannelState,
     plan: &Plan,
     fast_path_timeout: Duration,
     log: &mut Log,
-    mut open: impl FnMut(usize) -> Arc<Shared>,
+    mut open: impl FnMut(usize) -> Arc<ChannelState>,
 ) {
     shared.start.wait().await;
     let mut backoff = Backoff::default();
@@ -103,7 +106,7 @@ async fn maintain(
     let mut jitter = plan.context.jitter();
     let mut since = Reason::new(ReasonCode::Pending, "the fast path is being set up");
     loop {
-        shared.state.send_replace(State::Trying { since: since.clone() });
+        shared.state.send_replace(FastPathState::Trying { since: since.clone() });
         changes.seen();
         shared.counters.attempts.add(1);
         let attempted = attempt(shared, plan, fast_path_timeout, log).await;
@@ -128,7 +131,7 @@ async fn maintain(
                         plan.rails.open_others(&mut open);
                     }
                     let client = fast.client.clone();
-                    shared.state.send_replace(State::Up(fast));
+                    shared.state.send_replace(FastPathState::Up(fast));
                     let reason = ended(client, shared, plan, &mut changes).await;
                     let lost = reason.code() == ReasonCode::LinkLost;
                     shared.counters.connections_lost.add(u64::from(lost));
@@ -155,7 +158,7 @@ async fn maintain(
         let unreachable = reason.code() == ReasonCode::PeerUnreachable;
         // Drops the last clone of a connection that drains. The connection's driver then ends the
         // connection.
-        shared.state.send_replace(State::Down(reason.clone()));
+        shared.state.send_replace(FastPathState::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // Try again, because a change on this host may have removed the cause.
@@ -176,7 +179,12 @@ async fn maintain(
 /// Waits until a connection takes no more calls or cannot reach its peer for now, and returns the
 /// reason. Calls in flight continue, because the obstacle may pass before the connection is lost.
 /// New calls also continue to use the connection if no other path could carry them.
-async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut Changes) -> Reason {
+async fn ended(
+    client: FastClient,
+    shared: &ChannelState,
+    plan: &Plan,
+    changes: &mut Changes,
+) -> Reason {
     let closed = client.closed();
     let mut closed = std::pin::pin!(closed);
     loop {
@@ -202,7 +210,7 @@ async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut C
 /// Makes one attempt. If `connect` stops waiting before the attempt ends, the state becomes Down
 /// and the attempt continues.
 async fn attempt(
-    shared: &Shared,
+    shared: &ChannelState,
     plan: &Plan,
     fast_path_timeout: Duration,
     log: &mut Log,
@@ -218,7 +226,7 @@ async fn attempt(
                 format!("not up after {} ms; still trying", fast_path_timeout.as_millis()),
             );
             log.down(&late);
-            shared.state.send_replace(State::Down(late));
+            shared.state.send_replace(FastPathState::Down(late));
             attempt.await
         }
     }

@@ -41,11 +41,11 @@ pub use balanced::Change;
 use bytes::Bytes;
 use http::uri::InvalidUri;
 use http::{Request, Response, Uri};
-use manager::{Handle, Manager};
+use manager::{Manager, ManagerHandle};
 use pin_project_lite::pin_project;
 use rails::Rails;
 use select::{Select, Stack};
-use shared::{Shared, State};
+use shared::{ChannelState, FastPathState};
 use tokio::sync::watch;
 use tonic::body::Body;
 #[cfg(feature = "_tls-any")]
@@ -130,10 +130,10 @@ const INHERITED: Forked = Forked("the channel");
 /// the call. If nothing of a call was transmitted, the channel sends the call over TCP, and a retry
 /// layer sees no failure.
 #[derive(Clone)]
-pub struct Channel(Owned<Kind>);
+pub struct Channel(Owned<ChannelKind>);
 
 #[derive(Clone)]
-enum Kind {
+enum ChannelKind {
     One(One),
     Balanced(Balanced),
 }
@@ -142,15 +142,15 @@ enum Kind {
 #[derive(Clone)]
 struct One {
     stack: Stack,
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     rails: Arc<Rails>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<FastPathState>,
     seen: Arc<PathInfo>,
     context: crate::Context,
     executor: SharedExec,
     /// Whether calls always go over TCP, without this crate's limits.
     is_plain: bool,
-    _handle: Arc<Handle>,
+    _handle: Arc<ManagerHandle>,
 }
 
 impl Channel {
@@ -233,7 +233,7 @@ impl Channel {
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
-            _ => Ok(Self(Owned::new(Kind::One(one.seen_now())))),
+            _ => Ok(Self(Owned::new(ChannelKind::One(one.seen_now())))),
         }
     }
 
@@ -244,7 +244,7 @@ impl Channel {
         endpoint: &Endpoint,
         env: Result<EnvSettings, EnvError>,
     ) -> Self {
-        Self(Owned::new(Kind::One(One::new(tcp, endpoint, env))))
+        Self(Owned::new(ChannelKind::One(One::new(tcp, endpoint, env))))
     }
 
     /// The path that a call would take now, and the reason.
@@ -256,8 +256,8 @@ impl Channel {
             return PathInfo::tcp(Reason::new(ReasonCode::Forked, INHERITED.to_string()));
         }
         match &*self.0 {
-            Kind::One(one) => one.info(),
-            Kind::Balanced(balanced) => balanced.info(),
+            ChannelKind::One(one) => one.info(),
+            ChannelKind::Balanced(balanced) => balanced.info(),
         }
     }
 
@@ -270,8 +270,8 @@ impl Channel {
     /// Cancel safe: a change is not lost when the future is dropped.
     pub async fn path_changed(&mut self) -> PathInfo {
         match &mut *self.0 {
-            Kind::One(one) => one.changed().await,
-            Kind::Balanced(balanced) => balanced.changed().await,
+            ChannelKind::One(one) => one.changed().await,
+            ChannelKind::Balanced(balanced) => balanced.changed().await,
         }
     }
 
@@ -285,11 +285,11 @@ impl Channel {
     /// Call this method for each buffer, because the path may change. The call is cheap.
     pub fn pool(&self) -> Pool {
         match &*self.0 {
-            Kind::One(one) => match &*one.state.borrow() {
-                State::Up(fast) => fast.pool.clone(),
+            ChannelKind::One(one) => match &*one.state.borrow() {
+                FastPathState::Up(fast) => fast.pool.clone(),
                 _ => one.context.ordinary_pool(),
             },
-            Kind::Balanced(balanced) => balanced.pool(),
+            ChannelKind::Balanced(balanced) => balanced.pool(),
         }
     }
 
@@ -298,8 +298,8 @@ impl Channel {
     /// [balanced](Channel::balance_list) channel, the context is that of the first endpoint.
     pub fn context(&self) -> crate::Context {
         match &*self.0 {
-            Kind::One(one) => one.context.clone(),
-            Kind::Balanced(balanced) => balanced.context(),
+            ChannelKind::One(one) => one.context.clone(),
+            ChannelKind::Balanced(balanced) => balanced.context(),
         }
     }
 
@@ -307,8 +307,8 @@ impl Channel {
     /// endpoints, including removed endpoints.
     pub fn stats(&self) -> TransportStats {
         match &*self.0 {
-            Kind::One(one) => one.shared.counters.snapshot(),
-            Kind::Balanced(balanced) => balanced.counters().snapshot(),
+            ChannelKind::One(one) => one.shared.counters.snapshot(),
+            ChannelKind::Balanced(balanced) => balanced.counters().snapshot(),
         }
     }
 }
@@ -341,11 +341,11 @@ impl One {
             _ => None,
         };
         let state = match &off {
-            Some(why) => State::Down(Reason::new(ReasonCode::Policy, why.clone())),
-            None => State::Idle,
+            Some(why) => FastPathState::Down(Reason::new(ReasonCode::Policy, why.clone())),
+            None => FastPathState::Idle,
         };
         let methods = Arc::default();
-        let shared = Arc::new(Shared::new(
+        let shared = Arc::new(ChannelState::new(
             TcpClient::new(tcp.channel.clone(), counters.clone(), Arc::clone(&methods)),
             state,
             policy.is_required(),
@@ -436,8 +436,8 @@ impl Service<Request<Body>> for Channel {
             return Poll::Ready(Ok(()));
         }
         match &mut *self.0 {
-            Kind::One(one) => one.stack.poll_ready(cx).map_err(in_tonics_type),
-            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(in_tonics_type),
+            ChannelKind::One(one) => one.stack.poll_ready(cx).map_err(in_tonics_type),
+            ChannelKind::Balanced(balanced) => balanced.poll_ready(cx).map_err(in_tonics_type),
         }
     }
 
@@ -446,8 +446,8 @@ impl Service<Request<Body>> for Channel {
             return ResponseFuture { inner: Inner::Inherited };
         }
         let inner = match &mut *self.0 {
-            Kind::One(one) => Inner::One { inner: one.stack.call(request) },
-            Kind::Balanced(balanced) => Inner::Balanced { inner: balanced.call(request) },
+            ChannelKind::One(one) => Inner::One { inner: one.stack.call(request) },
+            ChannelKind::Balanced(balanced) => Inner::Balanced { inner: balanced.call(request) },
         };
         ResponseFuture { inner }
     }

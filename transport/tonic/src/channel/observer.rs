@@ -6,8 +6,8 @@ use tonic_rdma_memory::Owned;
 
 use crate::channel::balanced::Members;
 use crate::channel::rails::Rails;
-use crate::channel::shared::{Fast, Shared};
-use crate::channel::{Channel, Kind};
+use crate::channel::shared::{ChannelState, Fast};
+use crate::channel::{Channel, ChannelKind};
 use crate::connection::info::ConnectionInfo;
 use crate::path::PathInfo;
 use crate::telemetry::stats::{Counters, TransportStats};
@@ -34,11 +34,11 @@ impl Channel {
             return ChannelObserver(Owned::new(Observed::Inherited));
         }
         ChannelObserver(Owned::new(match &*self.0 {
-            Kind::One(one) => Observed::One {
+            ChannelKind::One(one) => Observed::One {
                 shared: Arc::downgrade(&one.shared),
                 rails: Arc::downgrade(&one.rails),
             },
-            Kind::Balanced(balanced) => Observed::Balanced {
+            ChannelKind::Balanced(balanced) => Observed::Balanced {
                 members: Arc::downgrade(&balanced.members),
                 counters: balanced.counters.clone(),
             },
@@ -56,7 +56,7 @@ pub struct ChannelObserver(Owned<Observed>);
 #[derive(Debug, Clone)]
 enum Observed {
     One {
-        shared: Weak<Shared>,
+        shared: Weak<ChannelState>,
         rails: Weak<Rails>,
     },
     Balanced {

@@ -15,9 +15,9 @@ use tower::util::Either;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::channel::rails::Rails;
-use crate::channel::shared::{Fast, Route, Shared};
+use crate::channel::shared::{ChannelState, Fast, Route};
 use crate::connection::{Call, CallError};
-use crate::endpoint::Settings;
+use crate::endpoint::EndpointSettings;
 use crate::error::{BoxError, Cause, Error};
 use crate::grpc_timeout::GrpcTimeout;
 use crate::land_in::Target;
@@ -39,7 +39,7 @@ pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
 
 /// Builds the selection below the limits. The limits act on every call exactly once, in tonic's
 /// order.
-pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
+pub(crate) fn build(select: Select, settings: &EndpointSettings) -> Stack {
     let rated = match settings.rate_limit {
         // RateLimit cannot be cloned, so calls pass through a queue.
         Some((calls, per)) => {
@@ -64,7 +64,7 @@ pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
 /// there goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     rails: Arc<Rails>,
     /// This clone's handle to the queue of the TCP connection.
     tcp: tonic::transport::Channel,
@@ -73,7 +73,7 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    pub(crate) fn new(shared: Arc<Shared>, rails: Arc<Rails>) -> Self {
+    pub(crate) fn new(shared: Arc<ChannelState>, rails: Arc<Rails>) -> Self {
         Self { tcp: shared.tcp.channel.clone(), shared, rails, placed: false }
     }
 }
@@ -177,7 +177,7 @@ async fn queued(
 const MAX_MOVES: usize = 8;
 
 fn over_fast(
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     rails: Arc<Rails>,
     fast: Fast,
     req: Request<Body>,
@@ -192,7 +192,7 @@ fn over_fast(
 /// A call over the fast path. `elsewhere` is allocated only if the call could not be sent there.
 struct OverFast {
     call: Call,
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     rails: Arc<Rails>,
     elsewhere: Option<CallFuture>,
 }
@@ -224,7 +224,7 @@ impl Future for OverFast {
 /// Moves a call that was counted as fast, but not sent, to another path: to another rail if one is
 /// up, or else to TCP unless the fast path is required.
 async fn elsewhere(
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     rails: Arc<Rails>,
     mut req: Request<Body>,
     mut reason: Reason,

@@ -34,34 +34,36 @@ pub(crate) struct Fast {
 ///
 /// A channel whose policy is off, or whose environment is invalid, stays Down.
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) enum FastPathState {
     Idle,
     Trying { since: Reason },
     Up(Fast),
     Down(Reason),
 }
 
-impl State {
+impl FastPathState {
     pub(crate) fn is_decided(&self) -> bool {
-        matches!(self, State::Up(_) | State::Down(_))
+        matches!(self, FastPathState::Up(_) | FastPathState::Down(_))
     }
 
     pub(crate) fn info(&self) -> PathInfo {
         match self {
-            State::Idle => {
+            FastPathState::Idle => {
                 PathInfo::tcp(Reason::new(ReasonCode::Pending, "no second call has been made yet"))
             }
-            State::Trying { since: reason } | State::Down(reason) => PathInfo::tcp(reason.clone()),
-            State::Up(fast) => PathInfo::fast(fast.client.peer()),
+            FastPathState::Trying { since: reason } | FastPathState::Down(reason) => {
+                PathInfo::tcp(reason.clone())
+            }
+            FastPathState::Up(fast) => PathInfo::fast(fast.client.peer()),
         }
     }
 }
 
 /// State of a channel, or of one of its connections over further rails.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ChannelState {
     pub(crate) tcp: Arc<TcpClient>,
-    pub(crate) state: watch::Sender<State>,
+    pub(crate) state: watch::Sender<FastPathState>,
     pub(crate) counters: Arc<Counters>,
     /// Whether calls must take the fast path, and otherwise fail.
     pub(crate) required: bool,
@@ -84,10 +86,10 @@ pub(crate) enum Route {
     Wait,
 }
 
-impl Shared {
+impl ChannelState {
     pub(crate) fn new(
         tcp: TcpClient,
-        state: State,
+        state: FastPathState,
         required: bool,
         fast_path_timeout: Duration,
         bad_env: Option<EnvError>,
@@ -111,20 +113,27 @@ impl Shared {
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
-        Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
+        Self::new(
+            tcp,
+            FastPathState::Idle,
+            false,
+            self.fast_path_timeout,
+            None,
+            self.origin.clone(),
+        )
     }
 
     /// The fast path, whether or not it takes calls.
     pub(crate) fn established(&self) -> Option<Fast> {
         match &*self.state.borrow() {
-            State::Up(fast) => Some(fast.clone()),
-            State::Idle | State::Trying { .. } | State::Down(_) => None,
+            FastPathState::Up(fast) => Some(fast.clone()),
+            FastPathState::Idle | FastPathState::Trying { .. } | FastPathState::Down(_) => None,
         }
     }
 
     /// Whether the fast path takes calls.
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())
+        matches!(&*self.state.borrow(), FastPathState::Up(fast) if fast.client.is_open())
     }
 
     /// Takes the established fast path from this connection, so that it becomes the first
@@ -132,12 +141,12 @@ impl Shared {
     pub(crate) fn hand_over(&self) -> Option<Fast> {
         let mut taken = None;
         self.state.send_if_modified(|state| {
-            let State::Up(fast) = state else { return false };
+            let FastPathState::Up(fast) = state else { return false };
             if !fast.client.is_open() {
                 return false;
             }
             taken = Some(fast.clone());
-            *state = State::Down(Self::handed_over());
+            *state = FastPathState::Down(Self::handed_over());
             true
         });
         if taken.is_some() {
@@ -152,7 +161,7 @@ impl Shared {
 
     /// Why this connection was handed over. `None` if this connection was not handed over.
     pub(crate) fn is_handed_over(&self) -> Option<Reason> {
-        (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
+        (!matches!(&*self.state.borrow(), FastPathState::Up(_))).then(Self::handed_over)
     }
 
     /// Records a call. If calls require the fast path, the channel begins to make it at once.
@@ -162,7 +171,7 @@ impl Shared {
 
     /// Whether the next call should hold a place in the TCP connection's queue.
     pub(crate) fn needs_tcp(&self) -> bool {
-        !self.required && !matches!(&*self.state.borrow(), State::Up(_))
+        !self.required && !matches!(&*self.state.borrow(), FastPathState::Up(_))
     }
 
     pub(crate) fn route(&self) -> Route {
@@ -175,7 +184,7 @@ impl Shared {
 
     /// The fast path, if it is up and takes calls.
     pub(crate) fn fast(&self) -> Option<Fast> {
-        let State::Up(fast) = &*self.state.borrow() else { return None };
+        let FastPathState::Up(fast) = &*self.state.borrow() else { return None };
         let open = fast.client.is_open();
         if !open {
             self.stale.notify_one();
@@ -189,21 +198,21 @@ impl Shared {
     /// Cancel safe.
     pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
         let mut state = self.state.subscribe();
-        let decided = |state: &State| match state {
-            State::Up(fast) => fast.client.is_open(),
-            State::Down(reason) => !reason.code().is_transient(),
-            State::Idle | State::Trying { .. } => false,
+        let decided = |state: &FastPathState| match state {
+            FastPathState::Up(fast) => fast.client.is_open(),
+            FastPathState::Down(reason) => !reason.code().is_transient(),
+            FastPathState::Idle | FastPathState::Trying { .. } => false,
         };
         let decided = tokio::time::timeout(self.fast_path_timeout, state.wait_for(decided)).await;
         match decided.as_ref().map(|state| state.as_deref()) {
-            Ok(Ok(State::Up(fast))) => return Ok(fast.clone()),
-            Ok(Ok(State::Down(reason))) => return Err(reason.clone()),
+            Ok(Ok(FastPathState::Up(fast))) => return Ok(fast.clone()),
+            Ok(Ok(FastPathState::Down(reason))) => return Err(reason.clone()),
             Ok(_) => return Err(Reason::new(ReasonCode::LinkLost, "the channel is gone")),
             Err(_) => {}
         }
         let after = format!("no fast path after {} ms", self.fast_path_timeout.as_millis());
         Err(match &*self.state.borrow() {
-            State::Trying { since: reason } | State::Down(reason)
+            FastPathState::Trying { since: reason } | FastPathState::Down(reason)
                 if reason.code() != ReasonCode::Pending =>
             {
                 reason.clone().and(&after)
@@ -217,10 +226,10 @@ impl Shared {
     /// Cancel safe.
     pub(crate) async fn decided(&self, limit: Duration) -> Result<Fast, Reason> {
         let mut state = self.state.subscribe();
-        let decided = tokio::time::timeout(limit, state.wait_for(State::is_decided)).await;
+        let decided = tokio::time::timeout(limit, state.wait_for(FastPathState::is_decided)).await;
         match decided.as_ref().map(|state| state.as_deref()) {
-            Ok(Ok(State::Up(fast))) => Ok(fast.clone()),
-            Ok(Ok(State::Down(reason))) => Err(reason.clone()),
+            Ok(Ok(FastPathState::Up(fast))) => Ok(fast.clone()),
+            Ok(Ok(FastPathState::Down(reason))) => Err(reason.clone()),
             Ok(_) => Err(Reason::new(ReasonCode::LinkLost, "the channel is gone")),
             Err(_) => Err(Reason::new(
                 ReasonCode::HandshakeTimeout,

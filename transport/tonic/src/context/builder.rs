@@ -13,10 +13,10 @@ use crate::error::InvalidAlignment;
 /// Builds a [`Context`](super::Context).
 #[derive(Debug, Clone, Default)]
 #[must_use]
-pub struct ContextBuilder(pub(super) Settings);
+pub struct ContextBuilder(pub(super) ContextSettings);
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Settings {
+pub(super) struct ContextSettings {
     pub(super) pool: PoolConfig,
     pub(super) device: Option<String>,
     #[cfg(feature = "test-util")]

@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(30);
 pub(super) struct DeviceMonitor {
     /// The host as of the last change.
     changes: watch::Sender<Arc<HostSnapshot>>,
-    in_use: InUse,
+    in_use: AddressesInUse,
     task: Mutex<Option<JoinHandle<()>>>,
     /// The host watch, which is created with the task. `None` if the system does not allow a host
     /// watch.
@@ -42,9 +42,9 @@ pub(super) struct DeviceMonitor {
 /// Addresses of this host that connections or listeners use. Such an address may move to another
 /// device.
 #[derive(Clone, Debug, Default)]
-struct InUse(Arc<Mutex<BTreeSet<IpAddr>>>);
+struct AddressesInUse(Arc<Mutex<BTreeSet<IpAddr>>>);
 
-impl InUse {
+impl AddressesInUse {
     fn add(&self, addr: IpAddr) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(addr);
     }
@@ -119,7 +119,7 @@ fn untold(error: &io::Error) {
 }
 
 async fn monitor<F, Fut>(
-    (changes, in_use): (watch::Sender<Arc<HostSnapshot>>, InUse),
+    (changes, in_use): (watch::Sender<Arc<HostSnapshot>>, AddressesInUse),
     watch: Option<HostWatch>,
     forget_removed: F,
 ) where
@@ -171,7 +171,7 @@ async fn monitor<F, Fut>(
 
 /// Changes on this host that may restore or end a path. The default value never reports a change.
 #[derive(Debug, Default)]
-pub(crate) struct Changes(Option<(watch::Receiver<Arc<HostSnapshot>>, InUse)>);
+pub(crate) struct Changes(Option<(watch::Receiver<Arc<HostSnapshot>>, AddressesInUse)>);
 
 impl Changes {
     /// Marks all changes so far as seen.

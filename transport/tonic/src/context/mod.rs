@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use builder::ContextBuilder;
-use builder::Settings;
+use builder::ContextSettings;
 pub(crate) use device_monitor::Changes;
 use device_monitor::DeviceMonitor;
 use first_device::FirstDevice;
@@ -64,7 +64,7 @@ use crate::path::{Path, from_error};
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
+    settings: ContextSettings,
     /// A child of fork(2) begins with an empty state.
     state: PerProcess<ContextState>,
 }
@@ -75,7 +75,7 @@ struct ContextState {
     shm: OnceLock<Fabric>,
     /// Pools by device name. The lock is held while a pool is created, so that each pool is created
     /// once, and while application memory is registered with all pools.
-    pools: Mutex<HashMap<String, Held>>,
+    pools: Mutex<HashMap<String, DevicePool>>,
     /// Registered application memory.
     regions: Regions,
     device_monitor: DeviceMonitor,
@@ -86,7 +86,7 @@ struct ContextState {
 }
 
 /// A device and its pool.
-struct Held {
+struct DevicePool {
     fabric: Fabric,
     pool: Pool,
 }
@@ -382,7 +382,8 @@ impl Context {
         let pool = made.map_err(|e| from_error::pool(&e))?;
         // A message in one device's pool may be sent over any rail.
         pools.values().for_each(|other| pool.share_send_memory(&other.pool));
-        pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
+        let pooled = DevicePool { fabric: fabric.clone(), pool: pool.clone() };
+        pools.insert(fabric.name().to_owned(), pooled);
         let registering = registered::register_all(
             self.0.state.regions.all(),
             fabric.name().to_owned(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tonic_rdma_memory::LendableMemory;
 
-use super::registered::{Region, RegisterRegionError, Registered};
-use super::{Context, Held};
+use super::registered::{RegisterRegionError, Registered, RegisteredRegion};
+use super::{Context, DevicePool};
 
 impl Context {
     /// Registers application memory, so that its bytes are sent in place. The memory can be a
@@ -55,7 +55,7 @@ impl Context {
     where
         T: AsRef<[u8]> + Send + 'static,
     {
-        self.register_region(Region::new(memory)?).await
+        self.register_region(RegisteredRegion::new(memory)?).await
     }
 
     /// Registers application memory like [`register`](Self::register), and allows this memory to be
@@ -96,12 +96,12 @@ impl Context {
         &self,
         memory: LendableMemory,
     ) -> Result<Registered, RegisterRegionError> {
-        self.register_region(Region::lendable(memory)).await
+        self.register_region(RegisteredRegion::lendable(memory)).await
     }
 
     async fn register_region(
         &self,
-        region: Arc<Region>,
+        region: Arc<RegisteredRegion>,
     ) -> Result<Registered, RegisterRegionError> {
         loop {
             // Release the lock, so that connections do not wait while pages are pinned. The next
@@ -113,7 +113,10 @@ impl Context {
                     self.0.state.regions.add(&region);
                     break Ok(Registered::of(region));
                 };
-                (device.clone(), Held { fabric: held.fabric.clone(), pool: held.pool.clone() })
+                (
+                    device.clone(),
+                    DevicePool { fabric: held.fabric.clone(), pool: held.pool.clone() },
+                )
             };
             match region.register_with(&device, &held.pool).await {
                 Err(error) if !held.fabric.is_removed() => break Err(error),

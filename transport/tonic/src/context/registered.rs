@@ -32,16 +32,16 @@ pub struct RegisterRegionError {
 /// The memory is deregistered and dropped once this value and all its bytes are dropped and no
 /// device uses it any more.
 pub struct Registered {
-    region: Arc<Region>,
+    region: Arc<RegisteredRegion>,
     /// Keeps `region` alive.
     bytes: Bytes,
 }
 
 impl Registered {
-    pub(super) fn of(region: Arc<Region>) -> Self {
+    pub(super) fn of(region: Arc<RegisteredRegion>) -> Self {
         let bytes = match region.memory.is_empty() {
             true => Bytes::new(),
-            false => Bytes::from_owner(Whole(region.clone())),
+            false => Bytes::from_owner(BytesOwner(region.clone())),
         };
         Registered { region, bytes }
     }
@@ -99,9 +99,9 @@ impl fmt::Debug for Registered {
 }
 
 /// The owner of the [`Bytes`] that the application holds.
-struct Whole(Arc<Region>);
+struct BytesOwner(Arc<RegisteredRegion>);
 
-impl AsRef<[u8]> for Whole {
+impl AsRef<[u8]> for BytesOwner {
     fn as_ref(&self) -> &[u8] {
         &self.0.memory
     }
@@ -123,14 +123,14 @@ impl AsRef<[u8]> for Guarded {
 
 /// Application memory and its registrations by device. Each registration holds the memory, so the
 /// memory is dropped last.
-pub(super) struct Region {
+pub(super) struct RegisteredRegion {
     memory: Bytes,
     /// The memory as lendable memory, if it may be lent to peers.
     lendable: Option<Arc<LendableMemory>>,
     registrations: Mutex<Vec<(String, PoolRegistration)>>,
 }
 
-impl Region {
+impl RegisteredRegion {
     /// Creates a region. If the memory is mapped from a file, the region guards against truncation.
     pub(super) fn new(
         memory: impl AsRef<[u8]> + Send + 'static,
@@ -147,14 +147,18 @@ impl Region {
                 None => memory,
             }
         };
-        Ok(Arc::new(Region { memory, lendable: None, registrations: Mutex::default() }))
+        Ok(Arc::new(RegisteredRegion { memory, lendable: None, registrations: Mutex::default() }))
     }
 
     /// Creates a region of lendable memory, which needs no guard because it cannot be truncated.
     pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
         let lendable = Arc::new(memory);
         let memory = LendableMemory::bytes(lendable.clone());
-        Arc::new(Region { memory, lendable: Some(lendable), registrations: Mutex::default() })
+        Arc::new(RegisteredRegion {
+            memory,
+            lendable: Some(lendable),
+            registrations: Mutex::default(),
+        })
     }
 
     fn registrations(&self) -> MutexGuard<'_, Vec<(String, PoolRegistration)>> {
@@ -196,17 +200,17 @@ impl Region {
 
 /// All application memory that is registered with a context.
 #[derive(Default)]
-pub(super) struct Regions(Mutex<Vec<Weak<Region>>>);
+pub(super) struct Regions(Mutex<Vec<Weak<RegisteredRegion>>>);
 
 impl Regions {
     /// The regions in use.
-    pub(super) fn all(&self) -> Vec<Weak<Region>> {
+    pub(super) fn all(&self) -> Vec<Weak<RegisteredRegion>> {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|region| region.strong_count() > 0);
         regions.clone()
     }
 
-    pub(super) fn add(&self, region: &Arc<Region>) {
+    pub(super) fn add(&self, region: &Arc<RegisteredRegion>) {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|region| region.strong_count() > 0);
         regions.push(Arc::downgrade(region));
@@ -221,7 +225,7 @@ impl Regions {
 }
 
 /// Registers regions with a device that the context has begun to use.
-pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, pool: Pool) {
+pub(super) async fn register_all(regions: Vec<Weak<RegisteredRegion>>, device: String, pool: Pool) {
     for region in regions {
         // Leave out regions that were dropped in the meantime.
         let Some(region) = region.upgrade() else { continue };

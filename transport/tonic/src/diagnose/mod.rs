@@ -30,8 +30,8 @@ mod tests;
 pub use peer_report::{Bare, Direction, Measured, Offered, Peer, Rates, Refused};
 pub use report::{
     Cure, DescriptorsReport, Device, DeviceFile, Diagnosis, Finding, Gid, Hint, Host,
-    HugePagesReport, Library, Limits, MemlockReport, Module, ModuleState, PcieLink, PoolSizeBy,
-    Port, RdmaNamespaces, RunsIn, Settings,
+    HugePagesReport, Library, Limits, MemlockReport, Module, ModuleState, PathSettings as Settings,
+    PcieLink, PoolSizeBy, Port, RdmaNamespaces, RunsIn,
 };
 pub use run::{Diagnose, diagnose};
 pub use step::Step;

@@ -6,12 +6,12 @@ use http::Uri;
 use tonic_rdma_fabric::Link;
 use tonic_rdma_proto::{Accept, Hello};
 
-use crate::bootstrap::client::{Place, offer};
+use crate::bootstrap::client::{OfferedPlace, offer};
 use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::measure::{self, BareWay};
 use crate::diagnose::peer_report::{Offered, Peer, Refused};
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::diagnose::step::{LIMIT, Step, limited};
 use crate::endpoint::Endpoint;
 use crate::path::from_error;
@@ -23,7 +23,7 @@ use crate::tcp::connector::TcpChannel;
 const PLACES: usize = 8;
 
 /// Performs the steps of a channel one by one, and then connects a channel.
-pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
+pub(super) async fn run(request: &DiagnosisRequest, endpoint: &Endpoint) -> Peer {
     let mut peer = Peer {
         uri: endpoint.uri().to_string(),
         steps: Vec::new(),
@@ -94,7 +94,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
 
 /// Asks for an Offer, and then connects to each address that the server names.
 async fn walk(
-    request: &Request,
+    request: &DiagnosisRequest,
     endpoint: &Endpoint,
     tcp: &TcpChannel,
     origin: &Uri,
@@ -115,7 +115,7 @@ async fn walk(
     let Ok(offered) = asked else { return };
     peer.refused
         .extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
-    for Place { path, addr, .. } in &offered.places {
+    for OfferedPlace { path, addr, .. } in &offered.places {
         peer.offered.push(Offered { path: *path, place: addr.to_string(), addr: addr.ip() });
     }
     let mut ticket = Some(offered.ticket.0);
@@ -141,7 +141,7 @@ async fn walk(
 }
 
 /// Makes one connection as a channel does, and closes it.
-async fn connect(request: &Request, rail: &Rail, ticket: [u8; 16], peer: &mut Peer) {
+async fn connect(request: &DiagnosisRequest, rail: &Rail, ticket: [u8; 16], peer: &mut Peer) {
     let Rail { path, addr, source, .. } = rail;
     let began = Instant::now();
     let way =

@@ -26,7 +26,7 @@ pub struct Diagnosis {
     /// Reasons why RDMA may be slower than possible on this host. Empty without a device.
     pub hints: Vec<Hint>,
     /// The settings from environment and code.
-    pub settings: Settings,
+    pub settings: PathSettings,
     /// The operating system.
     pub host: Host,
     /// rdma-core.
@@ -96,7 +96,7 @@ pub struct Cure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Settings {
+pub struct PathSettings {
     /// `TONIC_RDMA`, or else the given endpoint's setting, or else `auto`.
     pub policy: Policy,
     /// The allowed fabrics, in order of preference.

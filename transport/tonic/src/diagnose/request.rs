@@ -6,13 +6,13 @@ use crate::path::policy::{EnvSettings, FabricKind, Policy};
 
 /// The subject of a diagnosis, and the settings from environment and code.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct DiagnosisRequest {
     pub(super) env: EnvSettings,
     pub(super) context: Context,
     pub(super) peer: Option<Endpoint>,
 }
 
-impl Request {
+impl DiagnosisRequest {
     pub(super) fn policy(&self) -> Policy {
         self.env.policy(self.peer.as_ref().map_or(Policy::Auto, |peer| peer.shared.policy))
     }

@@ -8,7 +8,7 @@ use crate::diagnose::hints::Losses;
 use crate::diagnose::host::check;
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{Device, Diagnosis, Port};
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::diagnose::{findings, hints, peer};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -95,11 +95,11 @@ impl Diagnose {
         let endpoints = self.peer.as_ref().and_then(|peer| peer.shared.context.clone());
         let context = self.context.or(endpoints).unwrap_or_default();
         let peer = self.peer.map(|peer| peer.context(context.clone()));
-        let request = Request { env, context, peer };
+        let request = DiagnosisRequest { env, context, peer };
         let (mut diagnosis, facts) = check::run(&request).await;
         let files = SystemFiles::real();
         let of_endpoint = request.peer.as_ref().and_then(|peer| peer.shared.type_of_service);
-        let settings = hints::Settings {
+        let settings = hints::HintSettings {
             total_uuars: std::env::var_os("MLX5_TOTAL_UUARS").is_some(),
             type_of_service: request.env.type_of_service.or(of_endpoint),
         };

@@ -15,7 +15,7 @@ use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{
     Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RdmaNamespaces, RunsIn,
 };
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
 use crate::tests::support::echo::Echo;
@@ -129,8 +129,8 @@ impl System {
     }
 }
 
-fn request(env: EnvSettings) -> Request {
-    Request { env, context: Context::builder().build(), peer: None }
+fn request(env: EnvSettings) -> DiagnosisRequest {
+    DiagnosisRequest { env, context: Context::builder().build(), peer: None }
 }
 
 fn first(found: &[Finding]) -> &Cure {
@@ -587,7 +587,7 @@ fn every_reason_gives_a_finding_with_a_cure() {
 async fn switched_off_by_the_environment() {
     let world = World::new();
     let env = EnvSettings { policy: Some(Policy::Off), ..EnvSettings::default() };
-    let request = Request { env, context: world.client_context.clone(), peer: None };
+    let request = DiagnosisRequest { env, context: world.client_context.clone(), peer: None };
     let (diagnosis, context) = check::run(&request).await;
     assert!(!diagnosis.rdma);
     assert_eq!(diagnosis.reason.as_ref().map(Reason::code), Some(ReasonCode::Policy));

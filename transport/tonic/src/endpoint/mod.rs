@@ -46,12 +46,12 @@ pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Endpoint {
     /// The TCP side. User agent and origin are set here as well, but not the limits.
     pub(crate) tcp: tonic::transport::Endpoint,
-    pub(crate) shared: Settings,
+    pub(crate) shared: EndpointSettings,
 }
 
 /// Settings of both paths.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
+pub(crate) struct EndpointSettings {
     pub(crate) origin: Option<Uri>,
     pub(crate) user_agent: Option<HeaderValue>,
     pub(crate) timeout: Option<Duration>,
@@ -84,7 +84,7 @@ pub(crate) struct Settings {
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
-impl Settings {
+impl EndpointSettings {
     /// Whether settings of this endpoint can delay calls or end them early.
     pub(crate) fn has_limits(&self) -> bool {
         self.timeout.is_some() || self.concurrency_limit.is_some() || self.rate_limit.is_some()
@@ -119,7 +119,7 @@ impl Endpoint {
 
     /// Creates an endpoint from `tcp`, which uses tonic's default executor.
     fn reusing_tasks(tcp: tonic::transport::Endpoint) -> Self {
-        let shared = Settings { reuses_tasks: true, ..Settings::default() };
+        let shared = EndpointSettings { reuses_tasks: true, ..EndpointSettings::default() };
         Self { tcp, shared }
     }
 
@@ -407,7 +407,7 @@ impl From<tonic::transport::Endpoint> for Endpoint {
     /// applies only on the TCP path, so set these values on the result instead. The local address
     /// is not taken over, so set the local address on the result as well.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
-        Self { tcp, shared: Settings::default() }
+        Self { tcp, shared: EndpointSettings::default() }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::land_in::LandIn;
 use crate::land_in::allocators::LandRequest;
 use crate::path::policy::{FabricKind, Policy, distinct};
 use crate::server::observer::ServerObserver;
-use crate::server::settings::{Settings, TraceFn};
+use crate::server::settings::{ServerSettings, TraceFn};
 use crate::telemetry::stats::ServerStats;
 
 /// Server builder, with the names of [`tonic::transport::Server`].
@@ -44,7 +44,7 @@ pub struct Server<L = Identity> {
     /// The TCP side, with all its settings.
     pub(super) tcp: tonic::transport::Server,
     pub(super) layers: ServiceBuilder<L>,
-    pub(super) shared: Settings,
+    pub(super) shared: ServerSettings,
 }
 
 impl Server {
@@ -59,7 +59,7 @@ impl Default for Server {
         Self {
             tcp: tonic::transport::Server::builder(),
             layers: ServiceBuilder::new(),
-            shared: Settings::default(),
+            shared: ServerSettings::default(),
         }
     }
 }

@@ -168,7 +168,7 @@ where
 #[derive(Debug)]
 pub(super) struct Lingering<IO> {
     io: IO,
-    end: End,
+    end: CloseState,
     _holds: Holds,
     _known: Option<Known>,
 }
@@ -176,9 +176,9 @@ pub(super) struct Lingering<IO> {
 /// Counts a connection until the connection is closed.
 type Holds = (OwnedSemaphorePermit, mpsc::Sender<Infallible>);
 
-/// State of the close.
+/// How far an orderly close has come.
 #[derive(Debug)]
-enum End {
+enum CloseState {
     Open,
     /// This side has closed. Data from the peer is read and discarded.
     Draining(Pin<Box<Sleep>>),
@@ -187,7 +187,7 @@ enum End {
 
 impl<IO> Lingering<IO> {
     fn new(io: IO, holds: Holds, known: Option<Known>) -> Self {
-        Self { io, end: End::Open, _holds: holds, _known: known }
+        Self { io, end: CloseState::Open, _holds: holds, _known: known }
     }
 }
 
@@ -238,11 +238,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
         let this = &mut *self;
         loop {
             match &mut this.end {
-                End::Open => {
+                CloseState::Open => {
                     ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-                    this.end = End::Draining(Box::pin(tokio::time::sleep(LINGER)));
+                    this.end = CloseState::Draining(Box::pin(tokio::time::sleep(LINGER)));
                 }
-                End::Draining(limit) => {
+                CloseState::Draining(limit) => {
                     let mut scratch = [0; 1024];
                     let mut buf = ReadBuf::new(&mut scratch);
                     let read = match limit.as_mut().poll(cx) {
@@ -251,10 +251,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
                     };
                     // The time limit is over, or the peer has closed or failed.
                     if read.is_err() || buf.filled().is_empty() {
-                        this.end = End::Done;
+                        this.end = CloseState::Done;
                     }
                 }
-                End::Done => return Poll::Ready(Ok(())),
+                CloseState::Done => return Poll::Ready(Ok(())),
             }
         }
     }

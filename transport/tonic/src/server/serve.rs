@@ -30,7 +30,7 @@ use crate::executor::boxed;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
-use crate::server::fast_path::{FastPath, Limits, Logging};
+use crate::server::fast_path::{ConnectionLimits, FastPath, Logging};
 use crate::server::incoming::Accepting;
 use crate::server::observer::Registry;
 use crate::server::stack::Layered;
@@ -210,7 +210,7 @@ where
                 context,
                 env_device: env.device,
                 fabrics,
-                limits: Limits::new(&settings),
+                limits: ConnectionLimits::new(&settings),
                 settings,
                 tickets,
                 offering: offering.clone(),

@@ -24,7 +24,7 @@ pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Syn
 
 /// Settings of the fast path, and settings for binding the TCP port.
 #[derive(Clone, Default)]
-pub(super) struct Settings {
+pub(super) struct ServerSettings {
     pub(super) trace_fn: Option<TraceFn>,
     pub(super) concurrency_limit: Option<usize>,
     pub(super) load_shed: bool,

@@ -17,7 +17,7 @@ use crate::connection::{Accepted, serve_connection};
 use crate::error::BoxError;
 use crate::grpc_timeout::GrpcTimeout;
 use crate::path::reason::Reason;
-use crate::server::settings::{Settings, TraceFn};
+use crate::server::settings::{ServerSettings, TraceFn};
 use crate::telemetry::spans::Calls;
 
 /// The layered service. Its type is erased once per connection and not per call, so the calls'
@@ -27,7 +27,7 @@ pub(crate) struct Layered(Box<dyn Serve>);
 trait Serve: Send {
     fn serve(
         &self,
-        settings: &Settings,
+        settings: &ServerSettings,
         accepted: Accepted,
     ) -> Pin<Box<dyn Future<Output = Reason> + Send>>;
     fn clone_box(&self) -> Box<dyn Serve>;
@@ -49,7 +49,7 @@ impl Layered {
     /// Serves a connection until it ends, and returns the reason.
     pub(super) fn serve(
         &self,
-        settings: &Settings,
+        settings: &ServerSettings,
         accepted: Accepted,
     ) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
         self.0.serve(settings, accepted)
@@ -71,7 +71,7 @@ where
 {
     fn serve(
         &self,
-        settings: &Settings,
+        settings: &ServerSettings,
         accepted: Accepted,
     ) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
         Box::pin(serve_connection(accepted, of_connection(self.0.clone(), settings)))
@@ -86,7 +86,7 @@ where
 /// responses.
 fn of_connection<S>(
     layered: S,
-    settings: &Settings,
+    settings: &ServerSettings,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
 + Clone
 + Send

@@ -24,18 +24,18 @@ pub(crate) struct ReusedTasks(Arc<Mutex<Idle>>);
 /// The idle tasks. A caller that takes a task off the list owns the task.
 #[derive(Debug, Default)]
 struct Idle {
-    tasks: Vec<(Arc<Slot>, Waker)>,
+    tasks: Vec<(Arc<FutureSlot>, Waker)>,
     closed: bool,
 }
 
 /// Passes the next future to an idle task. Only this task takes the future, so a future in the slot
 /// will run.
 #[derive(Default)]
-struct Slot(Mutex<Option<BoxFuture>>);
+struct FutureSlot(Mutex<Option<BoxFuture>>);
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for FutureSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slot")
+        f.write_str("FutureSlot")
     }
 }
 
@@ -71,7 +71,7 @@ impl Drop for ReusedTasks {
 /// A task that runs futures one after another.
 struct ReusedTask {
     idle: Arc<Mutex<Idle>>,
-    slot: Arc<Slot>,
+    slot: Arc<FutureSlot>,
     /// `None` while the task is on the list, or was just taken off it.
     future: Option<BoxFuture>,
 }

@@ -23,9 +23,9 @@ use http::Uri;
 pub(crate) use order::Rail;
 use tokio::time::Instant;
 
-use crate::bootstrap::client::Place;
+use crate::bootstrap::client::OfferedPlace;
 use crate::channel::backoff::STABLE;
-use crate::channel::shared::{Fast, Shared};
+use crate::channel::shared::{ChannelState, Fast};
 use crate::context::{Context, RailHealth, RailKey};
 use crate::path::reason::ReasonCode;
 
@@ -40,7 +40,7 @@ const MAX_TRIES: usize = 8;
 pub(crate) async fn find(
     context: &Context,
     env_device: Option<&str>,
-    places: &[Place],
+    places: &[OfferedPlace],
     turn: usize,
 ) -> Vec<Rail> {
     let mut rails = Vec::new();
@@ -85,13 +85,13 @@ impl Left {
 
 /// The rails in use by a channel's connections.
 #[derive(Debug, Default)]
-struct InUse {
+struct RailsInUse {
     rails: Vec<Used>,
     /// The rail on which the first connection was lost, until the first connection is up again.
     lost: Option<RailKey>,
 }
 
-impl InUse {
+impl RailsInUse {
     /// Whether another connection uses a device of the rail.
     fn meets(&self, rail: &Rail, connection: usize) -> bool {
         self.rails.iter().any(|used| used.connection != connection && rail.meets(&used.rail))
@@ -109,9 +109,9 @@ pub(crate) struct Rails {
     pub(super) turn: usize,
     /// Maximum number of connections.
     most: usize,
-    in_use: Mutex<InUse>,
+    in_use: Mutex<RailsInUse>,
     /// Set once the first connection has found several rails.
-    others: OnceLock<Vec<Arc<Shared>>>,
+    others: OnceLock<Vec<Arc<ChannelState>>>,
 }
 
 impl Rails {
@@ -122,7 +122,7 @@ impl Rails {
         Self { turn, most, in_use: Mutex::default(), others: OnceLock::new() }
     }
 
-    fn in_use(&self) -> MutexGuard<'_, InUse> {
+    fn in_use(&self) -> MutexGuard<'_, RailsInUse> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +194,7 @@ impl Rails {
 
     /// Creates the state of the other connections with `open`, if further rails exist and the state
     /// does not exist yet.
-    pub(super) fn open_others(&self, mut open: impl FnMut(usize) -> Arc<Shared>) {
+    pub(super) fn open_others(&self, mut open: impl FnMut(usize) -> Arc<ChannelState>) {
         if self.others.get().is_some() {
             return;
         }
@@ -214,7 +214,7 @@ impl Rails {
 
     /// Returns the connection for the next call, or `None` if the channel has a single connection
     /// or none is up.
-    pub(super) fn pick(&self, first: &Shared, uri: &Uri) -> Option<Fast> {
+    pub(super) fn pick(&self, first: &ChannelState, uri: &Uri) -> Option<Fast> {
         let others = self.others.get()?;
         let own = first.fast();
         if own.is_some() && !first.tcp.methods.transfers_bulk(uri) {
@@ -242,9 +242,9 @@ impl Rails {
     }
 
     /// Returns the established connections, beginning with the first connection.
-    pub(super) fn established(&self, first: &Shared) -> Vec<Fast> {
+    pub(super) fn established(&self, first: &ChannelState) -> Vec<Fast> {
         let others = self.others.get().into_iter().flatten().map(|other| &**other);
-        std::iter::once(first).chain(others).filter_map(Shared::established).collect()
+        std::iter::once(first).chain(others).filter_map(ChannelState::established).collect()
     }
 
     /// Whether another connection is up, so that it could replace the first one.
@@ -279,7 +279,7 @@ mod tests {
     /// The rails between two devices at either end, in one network. `far` names those of this host
     /// on another NUMA node.
     fn rails(far: &[&str]) -> Vec<Rail> {
-        let place = |last: u8| Place {
+        let place = |last: u8| OfferedPlace {
             path: Path::Verbs,
             addr: Addr::Ip(([10, 0, 0, last], 50051).into()),
             device: format!("s{last}"),

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use tonic_rdma_fabric::{Addr, LocalAddress};
 
-use crate::bootstrap::client::Place;
+use crate::bootstrap::client::OfferedPlace;
 use crate::context::{RailKey, Sources};
 use crate::path::Path;
 
@@ -54,7 +54,7 @@ impl Rail {
 
 /// Returns the rails to places of one path. Rails that share no device come first. `turn` selects
 /// the devices of the first rail.
-pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<Rail> {
+pub(super) fn rails(places: Vec<OfferedPlace>, sources: &Sources, turn: usize) -> Vec<Rail> {
     let pairs: Vec<_> = places.into_iter().flat_map(|place| from_each(place, sources)).collect();
     let locals = distinct(sources.addresses.iter().map(|source| source.device.as_str()));
     let remotes = distinct(pairs.iter().map(|rail| rail.remote.as_str()));
@@ -84,7 +84,7 @@ pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<R
 }
 
 /// The rails to one place.
-fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
+fn from_each(place: OfferedPlace, from: &Sources) -> Vec<Rail> {
     let sources = &from.addresses;
     let rail = |source: Option<&LocalAddress>, routed: bool| Rail {
         path: place.path,
@@ -140,9 +140,9 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 mod tests {
     use super::*;
 
-    fn place(ip: &str, device: &str) -> Place {
+    fn place(ip: &str, device: &str) -> OfferedPlace {
         let addr = Addr::Ip((ip.parse::<IpAddr>().unwrap(), 50051).into());
-        Place { path: Path::Verbs, addr, device: device.to_owned(), iwarp: None }
+        OfferedPlace { path: Path::Verbs, addr, device: device.to_owned(), iwarp: None }
     }
 
     fn source(ip: &str, device: &str) -> LocalAddress {
@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn iwarp_goes_with_iwarp() {
         let places = vec![
-            Place { iwarp: Some(false), ..place("10.0.0.1", "roce") },
-            Place { iwarp: Some(true), ..place("10.0.0.2", "iwarp") },
+            OfferedPlace { iwarp: Some(false), ..place("10.0.0.1", "roce") },
+            OfferedPlace { iwarp: Some(true), ..place("10.0.0.2", "iwarp") },
         ];
         let iwarp = LocalAddress { iwarp: true, ..source("10.0.0.11", "c0") };
         let addresses = vec![iwarp, source("10.0.0.12", "c1")];

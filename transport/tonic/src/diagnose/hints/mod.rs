@@ -43,14 +43,14 @@ const FEW_OBJECTS: u64 = 4_000;
 
 /// Settings of the program and its environment that affect hints.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Settings {
+pub(super) struct HintSettings {
     /// Whether MLX5_TOTAL_UUARS is set.
     pub(super) total_uuars: bool,
     /// The type of service that the program sets for its connections, if any.
     pub(super) type_of_service: Option<u8>,
 }
 
-pub(super) fn hints(files: &SystemFiles, devices: &[Device], settings: Settings) -> Vec<Hint> {
+pub(super) fn hints(files: &SystemFiles, devices: &[Device], settings: HintSettings) -> Vec<Hint> {
     let mut hints = Vec::new();
     for device in devices {
         hints.extend(roce_mtu(files, device));
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     /// Settings that cause no hint.
-    const SETTINGS: Settings = Settings { total_uuars: true, type_of_service: None };
+    const SETTINGS: HintSettings = HintSettings { total_uuars: true, type_of_service: None };
 
     fn hints_of(system: &System) -> Vec<Hint> {
         hints(&system.files(), &system.devices(4096), SETTINGS)
@@ -355,7 +355,7 @@ mod tests {
         let found = hints(
             &system.files(),
             &system.devices(4096),
-            Settings { total_uuars: false, ..SETTINGS },
+            HintSettings { total_uuars: false, ..SETTINGS },
         );
         assert_eq!(found[0].name, "user-access-regions");
         assert_eq!(command(&found[0]), "export MLX5_TOTAL_UUARS=128");

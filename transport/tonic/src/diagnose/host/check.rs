@@ -12,9 +12,9 @@ use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::host::{descriptors, kernel, loopback, memory, sysfs};
 use crate::diagnose::report::{
-    Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
+    Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, PathSettings, Port,
 };
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::diagnose::step::Step;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
@@ -23,7 +23,7 @@ use crate::path::{Path, from_error};
 /// Time limit for a device's answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
+pub(in crate::diagnose) async fn run(request: &DiagnosisRequest) -> (Diagnosis, Facts) {
     let files = SystemFiles::real();
     // Read before a pool raises the soft limit.
     let limits = Memlock::read().ok();
@@ -59,14 +59,17 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
 }
 
 /// Reads the system's state. The only test is whether device files can be opened.
-pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diagnosis, Facts) {
+pub(in crate::diagnose) fn read(
+    files: &SystemFiles,
+    request: &DiagnosisRequest,
+) -> (Diagnosis, Facts) {
     let interfaces = sysfs::interfaces(files);
     let diagnosis = Diagnosis {
         rdma: false,
         reason: None,
         findings: Vec::<Finding>::new(),
         hints: Vec::new(),
-        settings: Settings {
+        settings: PathSettings {
             policy: request.policy(),
             fabrics: request.fabrics(),
             device: request.only(),
@@ -309,7 +312,7 @@ fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
 
 /// Decides whether the transport would use RDMA, from its own decisions as client and server and
 /// from the tested connections.
-async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
+async fn verdict(request: &DiagnosisRequest, devices: &[Device]) -> Result<(), Reason> {
     if request.policy() == Policy::Off {
         return Err(Reason::new(ReasonCode::Policy, request.off()));
     }

@@ -14,7 +14,7 @@ use crate::bootstrap::client::offer_bare;
 use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::peer_report::{self, Direction};
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::diagnose::step::{LIMIT as STEP, limited};
 use crate::endpoint::Endpoint;
 use crate::path::reason::{Reason, ReasonCode};
@@ -38,7 +38,7 @@ impl BareWay {
     /// Opens a bare connection along the first rail of the channel's path. The error says why the
     /// connection could not be opened.
     pub(in crate::diagnose) async fn open(
-        request: &Request,
+        request: &DiagnosisRequest,
         endpoint: &Endpoint,
         tcp: &TcpChannel,
         origin: &Uri,

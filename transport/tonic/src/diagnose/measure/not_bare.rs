@@ -6,7 +6,7 @@ use http::Uri;
 
 use super::row::{Mover, Row};
 use crate::diagnose::peer_report;
-use crate::diagnose::request::Request;
+use crate::diagnose::request::DiagnosisRequest;
 use crate::endpoint::Endpoint;
 use crate::path::Path;
 use crate::tcp::connector::TcpChannel;
@@ -18,7 +18,7 @@ pub(in crate::diagnose) struct BareWay(Infallible);
 impl BareWay {
     /// Returns the reason why this build has no bare connections.
     pub(in crate::diagnose) async fn open(
-        _: &Request,
+        _: &DiagnosisRequest,
         _: &Endpoint,
         _: &TcpChannel,
         _: &Uri,

@@ -23,13 +23,13 @@ impl ListenerKey {
     }
 }
 
-struct Entry {
+struct ListenerEntry {
     key: ListenerKey,
     listening: Listening,
-    state: State,
+    state: ListenerState,
 }
 
-enum State {
+enum ListenerState {
     /// No task accepts connections yet. Requests wait in the listener's queue.
     Idle(Option<(Listener, Pool)>),
     /// A task accepts connections.
@@ -39,7 +39,7 @@ enum State {
 /// The listeners of one path. Dropping this struct closes the listeners.
 #[derive(Default)]
 pub(crate) struct Listeners {
-    entries: Vec<Entry>,
+    entries: Vec<ListenerEntry>,
     tasks: JoinSet<(ListenerKey, Reason)>,
 }
 
@@ -64,14 +64,18 @@ impl Listeners {
         listener: Listener,
         pool: Pool,
     ) {
-        self.entries.push(Entry { key, listening, state: State::Idle(Some((listener, pool))) });
+        self.entries.push(ListenerEntry {
+            key,
+            listening,
+            state: ListenerState::Idle(Some((listener, pool))),
+        });
     }
 
     /// Closes all listeners except those at `keys`.
     pub(super) fn keep(&mut self, keys: &[ListenerKey]) {
         self.entries.retain(|entry| {
             let keep = keys.contains(&entry.key);
-            if let (State::Accepting(task), false) = (&entry.state, keep) {
+            if let (ListenerState::Accepting(task), false) = (&entry.state, keep) {
                 task.abort();
             }
             keep
@@ -88,10 +92,10 @@ impl Listeners {
     {
         let Self { entries, tasks } = self;
         for entry in entries.iter_mut() {
-            let State::Idle(idle) = &mut entry.state else { continue };
+            let ListenerState::Idle(idle) = &mut entry.state else { continue };
             let Some((mut listener, pool)) = idle.take() else { continue };
             let (accept, key) = (accept.clone(), entry.key.clone());
-            entry.state = State::Accepting(tasks.spawn(async move {
+            entry.state = ListenerState::Accepting(tasks.spawn(async move {
                 loop {
                     match listener.accept().await {
                         Ok(incoming) => accept(incoming, pool.clone()),
@@ -107,7 +111,7 @@ impl Listeners {
                     // is no longer needed.
                     entries.retain(|entry| {
                         entry.key != key
-                            || matches!(&entry.state, State::Accepting(task) if !task.is_finished())
+                            || matches!(&entry.state, ListenerState::Accepting(task) if !task.is_finished())
                     });
                     return reason;
                 }

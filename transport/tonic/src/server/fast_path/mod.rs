@@ -36,7 +36,7 @@ use crate::path::Path;
 use crate::path::plaintext;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::settings::{MAX_CONNECTIONS, Settings};
+use crate::server::settings::{MAX_CONNECTIONS, ServerSettings};
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
@@ -62,10 +62,10 @@ pub(super) struct FastPath {
     pub(super) context: Context,
     pub(super) env_device: Option<String>,
     pub(super) fabrics: Vec<FabricKind>,
-    pub(super) settings: Settings,
+    pub(super) settings: ServerSettings,
     pub(super) tickets: Arc<Tickets>,
     pub(super) offering: watch::Sender<Offering>,
-    pub(super) limits: Limits,
+    pub(super) limits: ConnectionLimits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
     pub(super) log: Logging,
@@ -379,7 +379,7 @@ impl FastPath {
 /// | is of a client with a ticket | its handshake is over | refused, because a client may have few at a time |
 /// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
 /// | is a connection | it ends | refused |
-pub(super) struct Limits {
+pub(super) struct ConnectionLimits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
     /// Handshakes in progress, and requests that wait for their turn.
@@ -389,8 +389,8 @@ pub(super) struct Limits {
     bare: Arc<Semaphore>,
 }
 
-impl Limits {
-    pub(super) fn new(settings: &Settings) -> Self {
+impl ConnectionLimits {
+    pub(super) fn new(settings: &ServerSettings) -> Self {
         let permits = |set: Option<usize>, default| {
             Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
         };

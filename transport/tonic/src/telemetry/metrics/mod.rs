@@ -14,7 +14,7 @@ mod record;
 pub(crate) use ::metrics::Counter as RecorderCounter;
 pub(crate) use duration::{CallTimer, Durations};
 pub(crate) use meter::ConnectionMeter;
-pub use names::{ALL, Kind, Metric};
+pub use names::{ALL, Metric, MetricKind as Kind};
 pub(crate) use record::{calls, copied, payload};
 pub(crate) use record::{fallback, handshake, reconnect, refused};
 

@@ -9,8 +9,8 @@ pub struct Metric {
     /// The name by Prometheus' conventions: it states the base unit, and ends with `_total` for a
     /// counter.
     pub name: &'static str,
-    /// The kind of metric.
-    pub kind: Kind,
+    /// How the metric is recorded and read.
+    pub kind: MetricKind,
     /// The unit of the metric's value. `None` for a plain number.
     pub unit: Option<Unit>,
     /// The labels of each of the metric's series. `error_type` is absent from series that do not
@@ -20,9 +20,9 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-/// The kind of a metric.
+/// How a metric is recorded and read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A value that only increases.
     Counter,
     /// A value that goes up and down.
@@ -37,7 +37,7 @@ macro_rules! metrics {
 
         /// Every metric of this crate.
         pub const ALL: &[Metric] = &[
-            $(Metric { name: $name, kind: Kind::$kind, unit: $unit, labels: &[$($label),*], help: $help },)*
+            $(Metric { name: $name, kind: MetricKind::$kind, unit: $unit, labels: &[$($label),*], help: $help },)*
         ];
     };
 }

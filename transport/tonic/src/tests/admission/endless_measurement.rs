@@ -12,7 +12,7 @@ use tonic_rdma_fabric::Connected;
 use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 use tonic_rdma_proto::{Config, Hello};
 
-use crate::bootstrap::client::{Place, offer_bare};
+use crate::bootstrap::client::{OfferedPlace, offer_bare};
 use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::world::{Serving, endpoint};
 use crate::{Context, Endpoint, FabricKind, Path, Server};
@@ -27,7 +27,7 @@ async fn measuring(server: SocketAddr, limits: BareLimits) -> Option<Bare> {
     let uri = format!("http://{server}");
     let tcp = Endpoint::from_shared(uri.clone()).unwrap().connect_tcp().await.unwrap();
     let offered = offer_bare(&tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
-    let Place { path, addr, .. } = &offered.places[0];
+    let OfferedPlace { path, addr, .. } = &offered.places[0];
     let context = Context::builder().build();
     let (fabric, pool) = context.toward(*path, addr, None, None, LIMIT).await.unwrap();
     let hello = Hello::new(offered.ticket.0, Config::default().settings()).encode();

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic_rdma_proto::Hello;
 
-use crate::bootstrap::client::{Place, offer};
+use crate::bootstrap::client::{OfferedPlace, offer};
 use crate::connection::ConnectionConfig;
 use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
@@ -106,7 +106,7 @@ async fn a_clients_process_ends() {
             let uri = format!("http://{addr}");
             let tcp = Endpoint::from_shared(uri.clone()).unwrap().connect_tcp().await.unwrap();
             let offered = offer(&tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
-            let Place { path, addr, .. } = &offered.places[0];
+            let OfferedPlace { path, addr, .. } = &offered.places[0];
             let context = Context::builder().build();
             let (fabric, pool) = context.toward(*path, addr, None, None, LIMIT).await.unwrap();
             let options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
