@@ -16,9 +16,8 @@ use std::{fmt, io};
 
 use tonic_rdma_memory::PoolError;
 
-use crate::addr::Addr;
+use crate::addr::{Addr, PeerInfo};
 use crate::device::PortState;
-use crate::peer::PeerInfo;
 use crate::reject_reason::RejectReason;
 
 /// A call of libibverbs or librdmacm, named like its manual page.

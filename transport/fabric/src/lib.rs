@@ -90,7 +90,6 @@ pub mod link;
 mod link_config;
 mod never;
 pub mod off_worker;
-mod peer;
 mod proc_file;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 mod processors;

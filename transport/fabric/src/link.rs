@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma_memory::{LendableBytes, PinnedBuf, PinnedBytes, Pool};
 
+pub use crate::addr::PeerInfo;
 use crate::error::LinkError;
-pub use crate::peer::PeerInfo;
 use crate::timer::Timer;
 
 /// Maximum bytes of private data in a connect request, an accept or a reject.

@@ -5,17 +5,15 @@
 //! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
 //! [opens](Bare::open) the connection and measures.
 
-mod config;
 mod end;
-mod error;
 mod message;
 #[cfg(test)]
 mod tests;
 
-use tonic_rdma_memory::Pool;
+pub use self::end::{BareLimits, MAX_ECHOES, config};
+pub use self::message::BareError;
 
-pub use self::config::{BareLimits, MAX_ECHOES, config};
-pub use self::error::BareError;
+use tonic_rdma_memory::Pool;
 
 use crate::bare::end::BareEnd;
 use crate::bare::message::{BareMessage, Writes};

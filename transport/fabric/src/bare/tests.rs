@@ -7,9 +7,9 @@ use std::task::Poll;
 
 use tonic_rdma_memory::{Pool, PoolConfig};
 
-use super::config::SLOTS;
 use super::message::{self, BarePlace, Writes};
 use super::*;
+use crate::bare::end::SLOTS;
 use crate::provider::Fabric;
 use crate::sim::{InstantCounts, InstantLink, InstantPeer, SimConfig, SimNet};
 

@@ -33,15 +33,17 @@
 //! | Ready | the message only concerned the transport | as before the message: Idle, or Ready for the same wait |
 //!
 //! In the long run, unsuccessful polls of all links of a process together take at most 1 /
-//! [`DIVISOR`](budget::DIVISOR) of one processor. When this budget is used up, an end whose last
+//! [`DIVISOR`] of one processor. When this budget is used up, an end whose last
 //! poll was successful may poll once more. If that poll fails, it is charged, and the end does not
 //! poll until the debt is paid. An end without traffic since it last slept does not poll.
 
-mod budget;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use tonic_rdma_memory::PerProcess;
 
 /// No poll begins if a wake-up takes less than this time, or if polls are limited to less.
 const MIN_COST: Duration = Duration::from_micros(2);
@@ -76,11 +78,11 @@ impl Machine for Host {
     }
 
     fn may_poll(&self, now: Instant) -> bool {
-        budget::may_poll(now)
+        may_poll(now)
     }
 
     fn charge(&self, now: Instant, time: Duration) {
-        budget::charge(now, time);
+        charge(now, time);
     }
 }
 
@@ -374,5 +376,48 @@ impl<M: Machine> BusyPoll<M> {
         // Other tasks spent the time after the end of the poll.
         self.machine.charge(now, now.min(until).saturating_duration_since(since));
         self.estimate_mut(kind).hit = false;
+    }
+}
+
+/// Unsuccessful polls may take `1 / DIVISOR` of the time of one processor.
+const DIVISOR: u32 = 8;
+/// Time for unsuccessful polls that is available at first, and after a pause.
+const BURST: Duration = Duration::from_millis(2);
+
+static START: PerProcess<Instant> = PerProcess::new(Instant::now);
+static SPENT: PerProcess<Budget> = PerProcess::new(|| Budget(AtomicU64::new(0)));
+
+/// Whether there is budget left.
+fn may_poll(now: Instant) -> bool {
+    SPENT.is_left(since_start(now))
+}
+
+/// Charges an unsuccessful poll that took this time.
+fn charge(now: Instant, time: Duration) {
+    SPENT.take(since_start(now), time);
+}
+
+fn since_start(now: Instant) -> u64 {
+    nanos(now.saturating_duration_since(*START))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The time until which the budget is used up, in nanoseconds since the start.
+#[derive(Debug, Default)]
+struct Budget(AtomicU64);
+
+impl Budget {
+    fn is_left(&self, now: u64) -> bool {
+        self.0.load(Ordering::Relaxed) <= now.saturating_add(nanos(BURST * DIVISOR))
+    }
+
+    fn take(&self, now: u64, time: Duration) {
+        // An end whose last poll was successful may go into debt, by one poll for each kind of
+        // wait. It begins no other poll before the debt is paid.
+        let add = |used: u64| Some(used.max(now).saturating_add(nanos(time * DIVISOR)));
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }

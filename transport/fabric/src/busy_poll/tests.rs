@@ -11,7 +11,7 @@ struct Fake {
     vain: Rc<Cell<Duration>>,
     allowed_poll: bool,
     /// The budget of the process, and when it began.
-    budget: Option<(Rc<budget::Budget>, Instant)>,
+    budget: Option<(Rc<Budget>, Instant)>,
 }
 
 impl Machine for Fake {
@@ -20,14 +20,14 @@ impl Machine for Fake {
     }
     fn may_poll(&self, now: Instant) -> bool {
         match &self.budget {
-            Some((budget, begun)) => budget.is_left(budget::nanos(now - *begun)),
+            Some((budget, begun)) => budget.is_left(nanos(now - *begun)),
             None => self.allowed_poll,
         }
     }
     fn charge(&self, now: Instant, time: Duration) {
         self.vain.set(self.vain.get() + time);
         if let Some((budget, begun)) = &self.budget {
-            budget.take(budget::nanos(now - *begun), time);
+            budget.take(nanos(now - *begun), time);
         }
     }
 }
@@ -384,7 +384,7 @@ fn where_the_share_is_used_up_no_other_begins() {
 fn peers_that_play_with_this_process_take_no_more_than_the_share() {
     for count in [1, 64] {
         let cost = Duration::from_micros(100);
-        let (budget, begun) = (Rc::new(budget::Budget::default()), Instant::now());
+        let (budget, begun) = (Rc::new(Budget::default()), Instant::now());
         let mut ends: Vec<_> = (0..count).map(|_| end(cost)).collect();
         for end in &mut ends {
             end.machine.now.set(begun);
@@ -403,7 +403,7 @@ fn peers_that_play_with_this_process_take_no_more_than_the_share() {
         let all = ends.iter().map(|end| end.machine.now() - begun).max().unwrap();
         assert!(vain > all / 10, "they try: {vain:?} of {all:?}");
         // Each of them may have begun one poll more.
-        let bound = all / budget::DIVISOR + budget::BURST + cost * PRICE * 2 * count;
+        let bound = all / DIVISOR + BURST + cost * PRICE * 2 * count;
         assert!(vain <= bound, "{count} ends: {vain:?} of {all:?}, {bound:?} at most");
     }
 }
@@ -431,4 +431,28 @@ fn a_message_ends_the_poll() {
     let mut end = end(Duration::from_micros(100));
     end.received();
     assert_eq!(end.on_empty(true, || true), PollStep::PollAgain);
+}
+
+#[test]
+fn unsuccessful_polls_keep_to_their_budget() {
+    let budget = Budget(AtomicU64::new(0));
+    let time = Duration::from_micros(100);
+    let mut spent = Duration::ZERO;
+    for step in 1..=100_000_u64 {
+        let now = step * nanos(time);
+        if budget.is_left(now) {
+            budget.take(now, time);
+            spent += time;
+        }
+    }
+    let all = time * 100_000 / DIVISOR;
+    assert!(spent >= all && spent <= all + 2 * BURST, "{spent:?} of {all:?}");
+}
+
+#[test]
+fn a_debt_is_paid_in_full() {
+    let budget = Budget(AtomicU64::new(0));
+    (0..100).for_each(|_| budget.take(0, Duration::from_millis(1)));
+    let paid = nanos(Duration::from_millis(100) * DIVISOR - BURST * DIVISOR);
+    assert!(!budget.is_left(paid - 1) && budget.is_left(paid));
 }

@@ -17,10 +17,10 @@ use crate::shm::link::ShmLink;
 use crate::shm::offers::Taken;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
-use crate::shm::socket::seqpacket::{Socket, SocketMessage, is_end};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
+use crate::shm::socket::{Socket, SocketMessage, is_end};
+use crate::shm::wakeup::Wakeup;
 use crate::shm::wakeup::channels::{self, Chosen};
-use crate::shm::wakeup::member::Wakeup;
 
 /// Pause before another try if the listener's backlog is full.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);

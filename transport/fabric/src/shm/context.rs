@@ -1,11 +1,11 @@
-//! The state that all connections of a device share.
+//! The state that all connections of a device share, and the counters of one connection.
 
 use std::sync::Arc;
 
 use crate::access::{Lending, ShmAccess};
-use crate::shm::lend::permit::Permit;
+use crate::shm::lend::Permit;
 use crate::shm::memory::table::ChunkTable;
-use crate::shm::user::{is_overflow_user, own_user};
+use crate::shm::same_user::{is_overflow_user, own_user};
 
 /// The name of every device of this provider.
 pub(super) const NAME: &str = "shm";
@@ -31,4 +31,27 @@ impl DeviceContext {
             _ => self.access.allows(uid, own_user()) && !is_overflow_user(uid),
         }
     }
+}
+
+/// Counters of a link's work since it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShmStats {
+    /// Messages sent.
+    pub sends: u64,
+    /// WRITEs, each of which is one copy.
+    pub writes: u64,
+    /// Bytes that these WRITEs copied.
+    pub write_bytes: u64,
+    /// Number of times that the peer's process slept and was woken. Each wake-up is one system
+    /// call.
+    pub wakes: u64,
+    /// Number of times that messages were published without a system call, because the peer did not
+    /// wait or its process was awake.
+    pub wakes_spared: u64,
+    /// Number of times that this end began to wait.
+    pub waits: u64,
+    /// Number of times that a message arrived while this end polled.
+    pub polled: u64,
+    /// The number of peer files that had to wait, because earlier files were mapped and never used.
+    pub deferred_files: u64,
 }

@@ -43,23 +43,21 @@ use crate::link::{
     Caps, Completion, Lent, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 use crate::link_config::LinkConfig;
-use crate::shm::context::{DeviceContext, NAME};
+use crate::shm::context::{DeviceContext, NAME, ShmStats};
 use crate::shm::lend::borrower::{Borrower, TakenFile, Taking};
 use crate::shm::lend::lender::Lender;
 use crate::shm::memory::chunks::{MAX_CHUNKS, PeerChunks};
-use crate::shm::memory::map::Map;
-use crate::shm::memory::map_debt;
 use crate::shm::memory::peer_map::{MAX_CHUNK_BYTES, OfferedMemory, PeerMap, Usage};
 use crate::shm::memory::table::{ChunkTable, RevokedKeys};
+use crate::shm::memory::{Map, map_debt};
 use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
-use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end, is_shortage};
 use crate::shm::socket::wire::Message;
-use crate::shm::stats::ShmStats;
+use crate::shm::socket::{Credentials, Socket, SocketMessage, is_end, is_shortage};
 use crate::shm::taking::{Deferred, Pending, take_file};
-use crate::shm::wakeup::member::Wakeup;
+use crate::shm::wakeup::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_up};
 
 /// Maximum number of completions per poll.

@@ -34,13 +34,9 @@ use crate::shm::ring::Shape;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
-use crate::shm::socket::seqpacket::{
-    Credentials, ListenSocket, Socket, SocketMessage, is_end, is_shortage,
-};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
-use crate::shm::wakeup::channels;
-use crate::shm::wakeup::event_fd;
-use crate::shm::wakeup::member::Wakeup;
+use crate::shm::socket::{Credentials, ListenSocket, Socket, SocketMessage, is_end, is_shortage};
+use crate::shm::wakeup::{Wakeup, channels, event_fd};
 
 /// A connection that has not sent HELLO within this time is closed.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::link::Shared;
 use crate::shm::memory::table::{ChunkTable, RevokedKeys};
 use crate::shm::offers::{Offer, Offers, Taken};
-use crate::shm::socket::seqpacket::{Socket, is_end};
 use crate::shm::socket::wire::Message;
+use crate::shm::socket::{Socket, is_end};
 
 /// The buffers offered on one link.
 #[derive(Debug)]

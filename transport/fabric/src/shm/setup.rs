@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::FabricError;
 use crate::link_config::LinkConfig;
-use crate::shm::memory::map::Map;
+use crate::shm::memory::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::ring::{Reader, Shape, Writer};
 use crate::shm::wakeup::channel::PAGE_BYTES;

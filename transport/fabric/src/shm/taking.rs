@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::shm::lend::borrower::TakenFile;
 use crate::shm::memory::peer_map::{OfferedMemory, PeerMap, Usage};
-use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
+use crate::shm::socket::{Socket, SocketMessage, TakeFds};
 use crate::timer::Timer;
 
 /// A peer's file while a thread maps it.

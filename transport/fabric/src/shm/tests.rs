@@ -9,10 +9,9 @@ use crate::atomics::{AtomicU64, Ordering};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
 use crate::shm::ring::{MAX_RING, Put, Reader, Shape, Words, Writer};
-use crate::shm::socket::seqpacket::{MAX_FDS, MAX_MESSAGE};
 use crate::shm::socket::wire::{LendOn, MAX_TEXT, Message, MessageKind, VERSION};
-use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::ChannelEnd;
+use crate::shm::socket::{MAX_FDS, MAX_MESSAGE};
+use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
 fn golden() -> Golden {

@@ -6,15 +6,12 @@
 //! system call when it is set to expire before all others. It may fire late by 1/32 of the wait.
 //!
 //! Without a vDSO, reading the clock is also a system call. So a timer reports the time when it
-//! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
-//! (`coarse_clock`).
+//! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod coarse_clock;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod deadlines;
 mod time;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use slab::Slab;
 use tonic_rdma_memory::LendableBytes;
 
-use super::keeper;
 use crate::access::HostProcess;
 use crate::link::Lent;
-use crate::shm::lend::permit::Permit;
+use crate::shm::lend;
+use crate::shm::lend::Permit;
 use crate::shm::memory::table::{ChunkTable, RevokedKeys};
 use crate::shm::offers::{Offer, Offers, Taken};
-use crate::shm::socket::seqpacket::Socket;
+use crate::shm::socket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
 
 /// The side of a link that lends memory.
@@ -137,7 +137,7 @@ impl Drop for Lender {
     /// Keeps the leases, because the peer may still read their bytes.
     fn drop(&mut self) {
         if let Some(reader) = self.reader.take().filter(|_| !self.leases.is_empty()) {
-            keeper::keep(reader, std::mem::take(&mut self.leases));
+            lend::keep(reader, std::mem::take(&mut self.leases));
         }
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! A lease keeps its bytes until it is returned. If the connection ends first, the reader may still
 //! read the bytes. So the first LEND also passes the writing end of a pipe. Each mapping at the
-//! reader keeps the pipe open while slices of the mapping exist. The `keeper` keeps the leases
+//! reader keeps the pipe open while slices of the mapping exist. A thread keeps the leases
 //! until the kernel reports that the pipe has no writing end, because the last slice was dropped or
 //! the process has ended.
 //!
@@ -33,14 +33,141 @@
 //! |---|---|
 //! | `lender` | the leases of a link, and the files that its peer has mapped |
 //! | `borrower` | the memory that a link's peer has lent |
-//! | `keeper` | leases of links that have ended |
-//! | `permit` | decides to which processes memory is lent |
+//!
+//! The thread that keeps the leases of links that have ended:
+//!
+//! | the thread | on | then |
+//! |---|---|---|
+//! | does not run | leases are to be kept | starts, and waits |
+//! | waits | a pipe no longer has a writing end | ends the leases of that pipe |
+//! | waits | more leases are to be kept | also waits for the pipe of those leases |
+//! | has no leases | | ends |
 
 pub(super) mod borrower;
-mod keeper;
 pub(super) mod lender;
-pub(super) mod permit;
+
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use slab::Slab;
+use tonic_rdma_memory::{LendableBytes, PerProcess, throttled};
+
+use crate::access::{HostProcess, Lending};
+use crate::shm::same_user::{process, still_lives};
+use crate::shm::socket::Socket;
 
 /// Maximum number of descriptors that this process keeps for peers that lend: a quarter of the
 /// usual limit. Beyond this number, no memory is lent on.
 const MAX_KEPT: usize = 256;
+
+/// Bytes of the thread's stack.
+const STACK_SIZE: usize = 128 << 10;
+
+/// The leases of one link, and the pipe whose end shows that the reader is done.
+type Kept = (PipeReader, Slab<LendableBytes>);
+
+#[derive(Debug, Default)]
+struct Keeper {
+    /// Leases that the thread has not taken yet.
+    added: Vec<Kept>,
+    /// The pipe that wakes the thread. `None` until a thread runs.
+    thread: Option<PipeWriter>,
+}
+
+static KEEPER: PerProcess<Mutex<Keeper>> = PerProcess::new(Mutex::default);
+
+fn keeper() -> MutexGuard<'static, Keeper> {
+    KEEPER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps leases until no process has the writing end of the pipe.
+fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
+    let mut keeper = keeper();
+    let is_told = !keeper.added.is_empty();
+    keeper.added.push((reader, leases));
+    if let Some(mut thread) = keeper.thread.as_ref() {
+        // The pipe never holds more than one byte, because the thread reads the byte before it
+        // takes the added leases. So the pipe is never full.
+        if !is_told && let Err(error) = thread.write_all(&[0]) {
+            throttled!(error, %error, "the thread that keeps lent memory is not woken");
+        }
+        return;
+    }
+    let started = pipe().and_then(|(woken, waker)| {
+        let builder = thread::Builder::new().name("tonic-rdma-lent".to_owned());
+        builder.stack_size(STACK_SIZE).spawn(move || wait(&woken)).map(|_| waker)
+    });
+    match started {
+        Ok(waker) => keeper.thread = Some(waker),
+        // The leases stay in the list, and the next call tries again to start a thread.
+        Err(error) => throttled!(warn, %error, "no thread to wait for the readers of lent memory"),
+    }
+}
+
+fn wait(woken: &PipeReader) {
+    let mut kept: Vec<Kept> = Vec::new();
+    loop {
+        let mut keeper = keeper();
+        kept.append(&mut keeper.added);
+        if kept.is_empty() {
+            keeper.thread = None;
+            return;
+        }
+        drop(keeper);
+        let ended = {
+            // Nobody writes to the readers' pipes. poll(2) always reports the end of a pipe, even
+            // if no events are requested.
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(woken, PollFlags::IN))
+                .chain(kept.iter().map(|(reader, _)| PollFd::new(reader, PollFlags::empty())))
+                .collect();
+            match poll(&mut fds, None) {
+                Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
+                Err(_) => vec![false; fds.len()],
+            }
+        };
+        if ended.first() == Some(&true) {
+            let _ = (&*woken).read(&mut [0]);
+        }
+        let mut ended = ended.into_iter().skip(1);
+        kept.retain(|_| !ended.next().unwrap_or(false));
+    }
+}
+
+/// The decision for all links of a device.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    lending: Lending,
+}
+
+impl Permit {
+    pub(crate) fn new(lending: Lending) -> Permit {
+        Permit { lending }
+    }
+
+    /// Whether any peer may be lent memory.
+    pub(crate) fn is_off(&self) -> bool {
+        self.lending == Lending::Off
+    }
+
+    /// Whether peers may lend on this process's memory, and whether this process may lend on its
+    /// peers' memory.
+    pub(crate) fn lends_on(&self) -> bool {
+        self.lending == Lending::SameUserOnward
+    }
+
+    /// Whether the peer of this socket may be lent memory from now on. `known` is the peer's
+    /// process, if the handshake has shown that it could in any case read this process's memory
+    /// (`same_user`).
+    pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
+        match self.lending {
+            Lending::Off => false,
+            Lending::SameUser | Lending::SameUserOnward => known.is_some_and(still_lives),
+            Lending::OneProcess(named) => {
+                let known = || known.filter(|known| still_lives(*known));
+                process(socket).or_else(known) == Some(named)
+            }
+        }
+    }
+}

@@ -9,7 +9,7 @@ use crate::error::LinkError;
 use crate::link::Shared;
 use crate::shm::lend::borrower::TakenFile;
 use crate::shm::memory::peer_map::OfferedMemory;
-use crate::shm::socket::seqpacket::is_end;
+use crate::shm::socket::is_end;
 use crate::shm::socket::wire::Message;
 
 impl ShmLink {

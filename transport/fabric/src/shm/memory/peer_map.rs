@@ -11,8 +11,8 @@ use rustix::fs::fstat;
 use rustix::process::{Resource, getrlimit};
 use tonic_rdma_memory::PerProcess;
 
-use crate::shm::memory::map::{FileId, Map};
 use crate::shm::memory::map_debt::MapCost;
+use crate::shm::memory::{FileId, Map};
 use crate::shm::ring::Words;
 use crate::shm::socket::blocking::PEERS;
 

@@ -7,8 +7,7 @@
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
 use crate::shm::ring::Shape;
-use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::ChannelEnd;
+use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
 
 /// The version of the protocol.
 pub(crate) const VERSION: u8 = 11;

@@ -12,7 +12,7 @@
 //! | several | the eventfd is signalled | takes the bits, and wakes the poller |
 //! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
 //! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as unsuccessful |
-//! | several | the poller has run [`LINGER`](super::poller::LINGER) times without success | announces that it sleeps, takes the bits |
+//! | several | the poller has run [`LINGER`] times without success | announces that it sleeps, takes the bits |
 //!
 //! So while the runtime is busy with these connections, it sees bits without a system call. A
 //! channel with one connection costs as much as a private eventfd. The poller is a separate task,
@@ -25,14 +25,27 @@
 //! A channel ends when its last connection ends, when its runtime ends, or when the eventfd fails,
 //! which is the peer's fault. A peer that keeps setting bits keeps the poller running, in turn with
 //! all other tasks. Such bits wake only the tasks of that peer's connections, each once a turn.
+//!
+//! While its runtime is busy with the connections of a channel, the poller takes the bits, so that
+//! the peer need not signal the eventfd:
+//!
+//! | the poller | event | next |
+//! |---|---|---|
+//! | Sleeps | the eventfd is signalled | Runs |
+//! | Runs | a connection is woken, by the poller or by a connection's task | Runs, after the other tasks |
+//! | Runs | no connection is woken for the [`LINGER`]th time | Sleeps, with the flag raised and no bits set |
+//! | any | the channel has ended | Ended |
+//! | any | the runtime ends | Ended, together with the channel |
 
+use std::future::Future;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
-use crate::shm::memory::map::Map;
+use crate::shm::memory::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
 use crate::shm::wakeup::event_fd::{ChannelEnd, EventFds};
@@ -146,7 +159,7 @@ impl WakeChannel {
     }
 
     /// The direction in which the peer wakes this end.
-    pub(super) fn inbound(&self) -> Direction<'_> {
+    fn inbound(&self) -> Direction<'_> {
         self.direction(self.event_fds.end())
     }
 
@@ -194,7 +207,7 @@ impl WakeChannel {
     }
 
     /// Wakes the tasks of the connections whose bits are set, and returns their number.
-    pub(super) fn wake_tasks(&self) -> usize {
+    fn wake_tasks(&self) -> usize {
         self.wake_tasks_except(CAPACITY)
     }
 
@@ -304,7 +317,7 @@ impl WakeChannel {
     }
 
     /// Sets the poller's task.
-    pub(super) fn set_poller(&self, task: &Waker) {
+    fn set_poller(&self, task: &Waker) {
         let mut state = self.state();
         let is_known = state.poller.as_ref().is_some_and(|known| known.will_wake(task));
         let old = if is_known { None } else { state.poller.replace(task.clone()) };
@@ -352,6 +365,54 @@ impl WakeChannel {
     }
 }
 
+/// The number of unsuccessful turns before the poller sleeps. Each turn comes after all other tasks
+/// that can run.
+const LINGER: u32 = 2;
+
+#[derive(Debug)]
+pub(super) struct Poller {
+    channel: Arc<WakeChannel>,
+    /// The number of unsuccessful turns since a connection was last woken.
+    in_vain: u32,
+}
+
+impl Poller {
+    pub(super) fn new(channel: Arc<WakeChannel>) -> Poller {
+        Poller { channel, in_vain: 0 }
+    }
+}
+
+impl Future for Poller {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Poller { channel, in_vain } = &mut *self;
+        channel.set_poller(cx.waker());
+        if channel.has_ended() {
+            return Poll::Ready(());
+        }
+        *in_vain = if channel.poll() { 0 } else { *in_vain + 1 };
+        if *in_vain >= LINGER {
+            *in_vain = 0;
+            channel.inbound().raise();
+            if channel.wake_tasks() == 0 {
+                return Poll::Pending;
+            }
+            channel.inbound().lower();
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Drop for Poller {
+    /// Ends the channel. A runtime that ends drops the poller, so the channel also ends with its
+    /// runtime.
+    fn drop(&mut self) {
+        self.channel.end();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::Future as _;
@@ -360,7 +421,7 @@ mod tests {
 
     use super::*;
     use crate::shm::memory::peer_map::Usage;
-    use crate::shm::wakeup::member::{ChannelMember, Wakeup};
+    use crate::shm::wakeup::{ChannelMember, Wakeup};
 
     fn words() -> Vec<AtomicU64> {
         (0..WORDS).map(|_| AtomicU64::new(0)).collect()

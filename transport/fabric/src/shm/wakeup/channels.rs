@@ -33,12 +33,11 @@ use tokio::runtime::{Handle, Id};
 use tonic_rdma_memory::PerProcess;
 
 use crate::access::HostProcess;
-use crate::shm::memory::map::{FileId, Map};
 use crate::shm::memory::peer_map::{PeerMap, Usage};
+use crate::shm::memory::{FileId, Map};
+use crate::shm::wakeup::ChannelMember;
 use crate::shm::wakeup::channel::WakeChannel;
-use crate::shm::wakeup::channel_name::ChannelName;
-use crate::shm::wakeup::event_fd::ChannelEnd;
-use crate::shm::wakeup::member::ChannelMember;
+use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
 
 /// The channels of this process. A list suffices, because there are few channels.
 static CHANNELS: PerProcess<Mutex<Vec<ChannelEntry>>> = PerProcess::new(Mutex::default);
