@@ -2,13 +2,17 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::{io, thread};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 /// Runs work on a thread that may block.
 ///
 /// # Errors
-/// The system refuses a thread (EAGAIN), or the runtime shuts down.
+/// The system refuses a thread (EAGAIN).
 ///
 /// # Panics
 /// The work panics.
@@ -27,18 +31,30 @@ pub async fn off_worker<T: Send + 'static>(
 /// The work on its way, with a result of any type.
 type Running = Pin<Box<dyn Future<Output = io::Result<Box<dyn Any + Send>>> + Send>>;
 
-/// Neither work nor result have a type here, so that tokio's task is compiled only once.
+/// Neither work nor result have a type here, so that the future is compiled only once.
 fn run(work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>) -> Running {
     Box::pin(async {
-        // tokio panics if it cannot start a thread, so a trial thread is started first. Its stack
-        // is then free for tokio's thread.
-        let _ = thread::Builder::new().name("tonic-rdma-try".to_owned()).spawn(|| ())?.join();
-        match tokio::task::spawn_blocking(work).await {
-            Ok(done) => Ok(done),
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(io::Error::other("the tokio runtime is shutting down")),
-            },
+        let (done, result) = oneshot::channel();
+        let runtime = Handle::try_current();
+        run_on_thread("rdma-work", move || {
+            // The work may register descriptors with the runtime.
+            let _entered = runtime.as_ref().map(Handle::enter);
+            // If nobody waits for the result, it is dropped here.
+            drop(done.send(catch_unwind(AssertUnwindSafe(work))));
+        })?;
+        match result.await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(_) => Err(io::Error::other("the thread ended without a result")),
         }
     })
+}
+
+/// Runs work on a thread of its own. A thread of tokio's pool is no alternative: tokio panics if it
+/// cannot start one, and a runtime that shuts down waits for them.
+///
+/// # Errors
+/// The system refuses a thread (EAGAIN). The work is then dropped on this thread.
+pub(crate) fn run_on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }

@@ -15,6 +15,7 @@ use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
+use crate::off_worker::run_on_thread;
 use crate::reject_reason::RejectReason;
 use crate::turn;
 use crate::verbs::cm::hub::CmEvent;
@@ -23,7 +24,7 @@ use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
-use crate::verbs::pending::{PendingLink, run_on_thread};
+use crate::verbs::pending::PendingLink;
 use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the

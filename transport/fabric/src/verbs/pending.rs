@@ -2,12 +2,11 @@
 //! is destroyed on a separate thread. Firmware takes milliseconds to destroy a queue pair, and
 //! Soft-iWARP waits up to 10 s for the answer to a connect request.
 
-use std::io;
 use std::mem::ManuallyDrop;
-use std::thread;
 
 use tonic_rdma_memory::Pool;
 
+use crate::off_worker::run_on_thread;
 use crate::verbs::link::VerbsLink;
 
 /// Owns a link until its attempt has succeeded.
@@ -57,10 +56,4 @@ impl Drop for PendingLink {
             tracing::debug!(%error, "no thread to end a connection attempt on");
         }
     }
-}
-
-/// Runs work that may block on a new thread. The work does not run on the runtime's threads,
-/// because the runtime waits for its threads when it shuts down.
-pub(super) fn run_on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
