@@ -66,8 +66,9 @@ costs-record: ## count again, and write the record, benches/costs.toml
 STARTED := $(or $(STARTED),$(shell date +%s))
 # What is compiled incrementally takes longer the first time, and twice the disk.
 test test-all: export CARGO_INCREMENTAL := $(or $(CARGO_INCREMENTAL),0)
-# What a change is first held to, and all else.
-TESTS := test-source test-native test-sim test-conformance
+# What a change is first held to, and all else. Guests leave a part of the processors idle.
+TESTS := test-source test-native
+TESTS_BESIDE := test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
 CHECKS := fmt-check clippy features docs bindings rust-version targets dependencies semver
 # These compile in directories of their own, so they need not wait for the others.
@@ -77,16 +78,23 @@ AHEAD = scripts/install-packages workspace && scripts/install-packages test && t
 steps = @for step in $(1); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
+# The output of each appears when it ends.
+beside = @$(MAKE) --no-print-directory -j$(words $(1)) --output-sync=target $(addprefix timed-,$(1)) STARTED=$(STARTED)
+timed-%:
+	$(call steps,$*)
 
 test: ## run the tests, on this machine and over real verbs in the guest
 	@scripts/check-machine test
 	@$(AHEAD)
 	$(call steps,$(TESTS))
+	$(call beside,$(TESTS_BESIDE))
 
 test-all: ## run all tests
 	@scripts/check-machine test-all
 	@$(AHEAD)
-	$(call steps,$(TESTS) $(MORE_TESTS))
+	$(call steps,$(TESTS))
+	$(call beside,$(TESTS_BESIDE))
+	$(call steps,$(MORE_TESTS))
 	@tests/figures $(STARTED)
 
 test-more: ## run the tests of test-all that test leaves out
@@ -97,13 +105,9 @@ test-more: ## run the tests of test-all that test leaves out
 # speeds have the machine to themselves.
 more-and-checks: ## run test-more and checks, the latter beside test-rdma
 	$(call steps,$(filter-out test-rdma test-rdma-core bench-check,$(MORE_TESTS)))
-	@$(MAKE) --no-print-directory -j3 --output-sync=target guest-tests checks-in-turn checks-beside STARTED=$(STARTED)
+	@$(MAKE) --no-print-directory -j3 --output-sync=target timed-test-rdma checks-in-turn checks-beside STARTED=$(STARTED)
 	$(call steps,test-rdma-core bench-check)
 	@tests/figures $(STARTED)
-
-.PHONY: guest-tests
-guest-tests:
-	$(call steps,test-rdma)
 
 checks: ## run what CI checks besides tests: lints, documentation, features, versions, packages
 	@$(MAKE) --no-print-directory -j2 --output-sync=target checks-in-turn checks-beside STARTED=$(STARTED)
