@@ -7,11 +7,10 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
-use crate::fifo::Fifo;
-use crate::lent_piece::LentPiece;
+use crate::body_encoder::Fifo;
 use crate::methods::{Method, Used};
-use crate::named::gather::{Gather, Gathered};
-use crate::pending_messages::{self, ArrivedMessage, Kept};
+use crate::named::message::{Gather, Gathered};
+use crate::pending_messages::{self, ArrivedMessage, Kept, LentPiece};
 use crate::placeholder::{self, HEADER, Key};
 
 /// Messages of at least this many bytes stay where they landed. Copying a shorter message costs

@@ -16,11 +16,10 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
-use crate::body_encoder::{BodyChunk, BodyEncoder};
+use crate::body_encoder::{BodyChunk, BodyEncoder, Fifo};
 use crate::deframer::{Deframer, Part};
-use crate::fifo::Fifo;
-use crate::lent_piece::LentPiece;
 use crate::methods::{Call, Methods, Used};
+use crate::pending_messages::LentPiece;
 use crate::placeholder::HEADER;
 use crate::prost_codec::ProstCodec;
 

@@ -12,11 +12,9 @@
 //! | `body_encoder` | polls a body, replaces placeholders with segments |
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
-//! | `lent_piece` | a piece of a body that the peer has lent |
 //! | `named` | messages whose field lands in an application buffer |
 //! | `land_in` | a call's view of such a buffer, and what it holds afterwards |
 //! | `methods` | what is learnt about each method |
-//! | `served` | which codec reads a request |
 //! | `fuzz` | both directions without a connection |
 
 #![forbid(unsafe_code)]
@@ -24,19 +22,16 @@
 
 mod body_encoder;
 mod deframer;
-mod fifo;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
 #[doc(hidden)]
 pub mod land_in;
-mod lent_piece;
 mod methods;
 mod named;
 mod pending_messages;
 mod placeholder;
 mod prost_codec;
-mod served;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -49,14 +44,12 @@ pub use self::prost_codec::{ProstCodec, ProstDecoder, ProstEncoder};
 /// The interface for the transport. It is not part of the stable interface.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::body_encoder::{BodyChunk, BodyEncoder, Polled};
+    pub use crate::body_encoder::{BodyChunk, BodyEncoder, Fifo, Polled};
     pub use crate::deframer::{Deframer, Delivered, Part};
-    pub use crate::fifo::Fifo;
     pub use crate::is_plain_grpc;
-    pub use crate::lent_piece::LentPiece;
-    pub use crate::methods::{Call, Method, Methods, Used};
+    pub use crate::methods::{Call, Method, Methods, Used, serve_first};
+    pub use crate::pending_messages::LentPiece;
     pub use crate::placeholder::HEADER;
-    pub use crate::served::serve_first;
 }
 
 /// Minimum length in bytes of a `bytes` field that the encoder extracts. Copying a shorter field

@@ -1,15 +1,15 @@
-//! Received messages that wait for their decoder.
+//! Received messages that wait for their decoder, and pieces that the peer has lent.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tonic_rdma_memory::{Landed, PerProcess};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tonic_rdma_memory::{Landed, LandedReader, PerProcess, Window};
 
-use crate::lent_piece::LentPiece;
 use crate::methods::Method;
 use crate::named::message::NamedMessage;
-use crate::placeholder::Key;
+use crate::placeholder::{HEADER, Key};
 
 /// Number of shards, a power of two.
 const SHARDS: usize = 16;
@@ -100,4 +100,38 @@ pub(super) fn holds(key: Key) -> bool {
 #[cfg(feature = "test-util")]
 pub fn pending_messages() -> usize {
     TABLE.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+}
+
+/// A piece of a message with lent bytes: the bytes before them, the lent bytes, and the bytes after
+/// them.
+#[derive(Debug, Default)]
+pub struct LentPiece {
+    /// The bytes before the lent bytes, in memory that the peer cannot write to.
+    pub head: Bytes,
+    /// The bytes that the peer has lent.
+    pub lent: Landed,
+    /// The bytes after the lent bytes, received like `head`.
+    pub tail: Bytes,
+}
+
+#[expect(clippy::len_without_is_empty, reason = "nothing asks")]
+impl LentPiece {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.lent.len() + self.tail.len()
+    }
+
+    /// Appends a copy of all bytes to `dst`.
+    pub fn append_to(&self, dst: &mut BytesMut) {
+        dst.put_slice(&self.head);
+        self.lent.append_to(dst);
+        dst.put_slice(&self.tail);
+    }
+
+    /// Reads the piece as one message, without its header.
+    pub(super) fn message(self, window: &mut Window) -> LandedReader<'_> {
+        let LentPiece { mut head, lent, tail } = self;
+        head.advance(HEADER.min(head.len()));
+        Landed::reader_of(vec![head.into(), lent, tail.into()], window)
+    }
 }

@@ -9,9 +9,9 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_rdma_memory::Window;
 
+use crate::methods;
 use crate::pending_messages;
 use crate::placeholder::{self, Key, LOST};
-use crate::served;
 use crate::sink::{self, Batching};
 
 /// Initial capacity in bytes of tonic's buffer for a body. Long fields bypass the buffer, and short
@@ -66,12 +66,12 @@ where
     type Decoder = ProstDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        served::encoder_is_made();
+        methods::encoder_is_made();
         ProstEncoder::default()
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        served::decoder_is_made();
+        methods::decoder_is_made();
         ProstDecoder::default()
     }
 }

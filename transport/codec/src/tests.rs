@@ -14,12 +14,11 @@ use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streaming};
 use tonic::{Code, Status};
 
-use crate::body_encoder::BodyEncoder;
+use crate::body_encoder::{BodyEncoder, Fifo};
 use crate::deframer::{Deframer, Delivered, Part, SLICE};
-use crate::fifo::Fifo;
 use crate::fuzz::{self, Came, Received, ready, send};
-use crate::lent_piece::LentPiece;
 use crate::methods::{Call, Methods, Used};
+use crate::pending_messages::LentPiece;
 use crate::placeholder::{self, HEADER};
 use crate::{ProstCodec, SEGMENT, is_plain_grpc};
 

@@ -8,7 +8,7 @@ use http::Extensions;
 use tonic::Status;
 use tonic_rdma_memory::{NamedBuffer, NamedLease};
 
-use super::outcome::{Outcome, WhyCopied, WhyEmpty};
+use super::{Outcome, WhyCopied, WhyEmpty};
 
 /// The buffer and its options, which a request carries in its extensions.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Deframes a body whose first message is [gathered](super::gather). The decoder gets a placeholder
+//! Deframes a body whose first message is [gathered](Gather). The decoder gets a placeholder
 //! for that message.
 
 use std::sync::Arc;
@@ -8,11 +8,9 @@ use bytes::{BufMut, Bytes};
 use tonic_rdma_memory::Landed;
 
 use crate::deframer::{At, Deframer, Part};
-use crate::land_in::Claimed;
-use crate::land_in::WhyEmpty;
+use crate::land_in::{Claimed, WhyEmpty};
 use crate::methods::{Method, Used};
-use crate::named::gather::{Gather, Gathered};
-use crate::named::message::NamedMessage;
+use crate::named::message::{Gather, Gathered, NamedMessage};
 use crate::placeholder::{self, HEADER};
 
 impl Deframer {

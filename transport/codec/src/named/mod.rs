@@ -2,10 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `gather` | such a message while it is received |
 //! | `gathering` | finds it in a body, and keeps it for the decoder |
-//! | `message` | decodes it |
+//! | `message` | such a message while it is received, and its decoding |
 
-pub(super) mod gather;
 mod gathering;
 pub(super) mod message;
