@@ -1,12 +1,12 @@
-//! Settings of the generated code.
+//! Settings of the generated code, and the generator of clients that connect with tonic-rdma.
 
 use std::io;
 use std::path::Path;
 
-use prost_build::Config;
+use prost_build::{Config, Service, ServiceGenerator};
 use prost_types::FileDescriptorSet;
-
-use crate::channel::Generator;
+use syn::parse_quote;
+use syn::visit_mut::{self, VisitMut};
 
 /// The settings of the generated code. Create it with [`configure`](crate::configure), or from a
 /// [`tonic_prost_build::Builder`].
@@ -165,5 +165,51 @@ impl Builder {
         // A builder that generates neither keeps the generator in `config`.
         let messages = messages.build_client(false).build_server(false);
         if bytes_named { messages } else { messages.bytes(".") }
+    }
+}
+
+/// Generates the code of `inner`, with `tonic_rdma` instead of `tonic::transport`.
+pub(crate) struct Generator {
+    pub(crate) inner: Box<dyn ServiceGenerator>,
+}
+
+impl ServiceGenerator for Generator {
+    fn generate(&mut self, service: Service, buf: &mut String) {
+        let mut code = String::new();
+        self.inner.generate(service, &mut code);
+        // Code that does not parse is left to the compiler, which reports the position.
+        match syn::parse_file(&code) {
+            Ok(mut file) => {
+                Transport.visit_file_mut(&mut file);
+                buf.push_str(&prettyplease::unparse(&file));
+            }
+            Err(_) => buf.push_str(&code),
+        }
+    }
+
+    fn finalize(&mut self, buf: &mut String) {
+        self.inner.finalize(buf);
+    }
+
+    fn finalize_package(&mut self, package: &str, buf: &mut String) {
+        self.inner.finalize_package(package, buf);
+    }
+}
+
+/// Replaces the paths `tonic::transport::..` in `connect`: the channel, the endpoint and the error.
+struct Transport;
+
+impl VisitMut for Transport {
+    fn visit_path_mut(&mut self, path: &mut syn::Path) {
+        visit_mut::visit_path_mut(self, path);
+        let mut segments = path.segments.iter();
+        let is =
+            |segment: Option<&syn::PathSegment>, name| segment.is_some_and(|s| s.ident == name);
+        if !is(segments.next(), "tonic") || !is(segments.next(), "transport") {
+            return;
+        }
+        let mut ours: syn::Path = parse_quote!(::tonic_rdma);
+        ours.segments.extend(segments.cloned());
+        *path = ours;
     }
 }

@@ -16,7 +16,6 @@
 //! it must depend on them.
 
 mod builder;
-mod channel;
 
 use std::io;
 use std::path::Path;

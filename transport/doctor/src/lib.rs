@@ -22,11 +22,10 @@
 mod page;
 mod peer;
 mod tables;
-mod text;
 
 use std::fmt;
 
-pub use text::{ByteSize, Escaped};
+pub use page::{ByteSize, Escaped};
 use tonic_rdma::Diagnosis;
 
 /// A diagnosis that can be printed. [`Display`](fmt::Display) is the text for people: tables of the
