@@ -120,7 +120,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bootstrap;
-mod boxed_body;
 pub mod channel;
 pub mod codec;
 mod connect_info;
@@ -146,7 +145,7 @@ pub use channel::observer::ChannelObserver;
 #[doc(inline)]
 pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
-pub use connection::info::{ConnectionInfo, ConnectionUsage};
+pub use connection::usage::{ConnectionInfo, ConnectionUsage};
 pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
 #[cfg(feature = "diagnose")]
 #[doc(inline)]

@@ -22,9 +22,9 @@ use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
 use crate::bootstrap::service::{MAX_ANSWER, MAX_USER_AGENT};
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
-use crate::path::peer_text::{DETAIL, PeerText, SHORT};
-use crate::path::reason::{Reason, ReasonCode};
-use crate::path::{Path, plaintext};
+use crate::path::Path;
+use crate::path::policy::Plaintext;
+use crate::path::reason::{MAX_DETAIL_TEXT, MAX_LOG_TEXT, PeerText, Reason, ReasonCode};
 use crate::tcp::connector::TcpChannel;
 
 /// Maximum number of places in an answer that are used. The number is larger than any host needs,
@@ -144,7 +144,7 @@ async fn ask(
             // Decide after the answer, because the connection that carried it is known only now.
             let denies = |path: Path| tcp.denies(path);
             let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
-                true => plaintext::and_by_client(reason),
+                true => Plaintext::and_by_client(reason),
                 false => reason,
             };
             let mut offered = read(response.into_inner(), paths).map_err(this_end)?;
@@ -201,7 +201,7 @@ impl<M, F: FnOnce() -> M> Stream for LazyMessage<F> {
 }
 
 fn describe(status: &Status) -> String {
-    format!("{:?}: {}", status.code(), PeerText(status.message(), DETAIL))
+    format!("{:?}: {}", status.code(), PeerText(status.message(), MAX_DETAIL_TEXT))
 }
 
 /// Prefixes, in lower case, of the texts with which gRPC servers report an unknown service. tonic's
@@ -346,11 +346,11 @@ impl OfferAnswer {
     /// Removes the places that this end may not use because their paths are not encrypted.
     fn deny(&mut self, denies: impl Fn(Path) -> bool) {
         for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
-            *reason = plaintext::and_by_client(reason.clone());
+            *reason = Plaintext::and_by_client(reason.clone());
         }
         for place in self.places.extract_if(.., |place| denies(place.path)) {
             if !self.refusals.iter().any(|(path, _)| *path == place.path) {
-                self.refusals.push((place.path, plaintext::denied_by_client()));
+                self.refusals.push((place.path, Plaintext::denied_by_client()));
             }
         }
     }
@@ -384,7 +384,7 @@ impl OfferAnswer {
 }
 
 fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
-    let shown = PeerText(&address.ip, SHORT);
+    let shown = PeerText(&address.ip, MAX_LOG_TEXT);
     let bad = || malformed(&format!("address `{shown}` port {}", address.port));
     let ip: IpAddr = address.ip.parse().map_err(|_| bad())?;
     let port = u16::try_from(address.port).map_err(|_| bad())?;
@@ -403,11 +403,17 @@ fn malformed(what: &str) -> Reason {
 
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
-        Some(code) => Reason::from_peer(code, PeerText(&refusal.detail, DETAIL).to_string()),
+        Some(code) => {
+            Reason::from_peer(code, PeerText(&refusal.detail, MAX_DETAIL_TEXT).to_string())
+        }
         // The code belongs to a later protocol version.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
-            format!("{}: {}", PeerText(&refusal.code, SHORT), PeerText(&refusal.detail, DETAIL)),
+            format!(
+                "{}: {}",
+                PeerText(&refusal.code, MAX_LOG_TEXT),
+                PeerText(&refusal.detail, MAX_DETAIL_TEXT)
+            ),
         ),
     }
 }

@@ -27,8 +27,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::bootstrap::connection::{Connection, Trace};
-use crate::bootstrap::network::Network;
-use crate::connection::info::{self, ConnectionInfo};
+use crate::bootstrap::tickets::Network;
+use crate::connection::usage::{self, ConnectionInfo};
 use crate::path::Path;
 use crate::path::reason::Reason;
 
@@ -130,7 +130,7 @@ impl Gateways {
             gateway: false,
             asked: false,
             refused: None,
-            id: info::next_id(),
+            id: usage::next_id(),
             since: Instant::now(),
             calls: None,
         };

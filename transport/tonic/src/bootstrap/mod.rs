@@ -3,7 +3,6 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `bare` | tickets for connections without calls |
 //! | `tickets` | the one-time tickets that a server has issued |
 //! | `service` | the server's side of both calls |
 //! | `limited` | the service, with limits on Offers: length, number, unread answers |
@@ -12,17 +11,13 @@
 //! | `capture` | records the connection before the user's layers run |
 //! | `gateways` | whether an Offer came directly or through an HTTP gateway |
 //! | `stock_calls` | programs that use the fast path and also call over tonic's own channel |
-//! | `network` | the unit by which clients are counted |
 //! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
-#[cfg(feature = "measure")]
-pub(crate) mod bare;
 pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod gateways;
 pub(crate) mod limited;
-mod network;
 pub(crate) mod service;
 pub(crate) mod stock_calls;
 pub(crate) mod tickets;

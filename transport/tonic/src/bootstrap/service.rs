@@ -14,8 +14,6 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_memory::{LogThrottle, PerProcess, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-#[cfg(feature = "measure")]
-use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Indirect};
 use crate::bootstrap::pb::bootstrap_server::Bootstrap;
@@ -24,10 +22,12 @@ use crate::bootstrap::pb::{
     self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer,
 };
 use crate::bootstrap::stock_calls::StockCalls;
+#[cfg(feature = "measure")]
+use crate::bootstrap::tickets::BareTicket;
 use crate::bootstrap::tickets::{Holder, Tickets};
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
-use crate::path::plaintext::{self, Plaintext};
+use crate::path::policy::Plaintext;
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Maximum number of fabrics in a request.
@@ -191,7 +191,7 @@ impl OfferService {
         for (path, offer) in self.decided(wanted).await? {
             match offer {
                 Offer::On(_) if self.plaintext.denies(path, by_tls) => {
-                    refusals.push((path, plaintext::denied_by_server()));
+                    refusals.push((path, Plaintext::denied_by_server()));
                 }
                 Offer::On(listening) => fabrics.extend(fabric_offer(path, &listening, local)),
                 Offer::Off(reason) => refusals.push((path, reason)),

@@ -15,13 +15,12 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::Extensions;
 use tokio::time::Instant;
-
-use crate::bootstrap::network::Network;
 
 /// Length of a ticket in bytes.
 pub(crate) const TICKET_LEN: usize = 16;
@@ -215,6 +214,37 @@ impl TicketTable {
     }
 }
 
+/// Marks a ticket as valid only for a bare connection, over which a diagnosis sends SENDs and
+/// WRITEs without calls.
+#[cfg(feature = "measure")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BareTicket;
+
+/// Maximum time for which a server serves a bare connection. A diagnosis takes less time.
+#[cfg(feature = "measure")]
+pub(crate) const BARE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Length in bits of the IPv6 prefix that counts as one client network. A host can take any address
+/// of its /64.
+const IPV6_PREFIX: u32 = 64;
+
+/// An IPv4 address, or the /64 prefix of an IPv6 address. An IPv4-mapped IPv6 address counts as the
+/// IPv4 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Network(IpAddr);
+
+impl From<IpAddr> for Network {
+    fn from(addr: IpAddr) -> Self {
+        Self(match addr.to_canonical() {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => {
+                let prefix = v6.to_bits() & (u128::MAX << (u128::BITS - IPV6_PREFIX));
+                IpAddr::V6(prefix.into())
+            }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -385,5 +415,18 @@ mod tests {
         let b = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         assert_ne!(a, b);
         assert_eq!(format!("{a:?}"), "Ticket(..)");
+    }
+
+    fn network(addr: &str) -> Network {
+        Network::from(addr.parse::<IpAddr>().unwrap())
+    }
+
+    #[test]
+    fn an_ipv6_64_is_one_and_an_ipv4_address_is_one() {
+        assert_eq!(network("2001:db8:1:2::1"), network("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_ne!(network("2001:db8:1:2::1"), network("2001:db8:1:3::1"));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
+        assert_ne!(network("::ffff:192.0.2.1"), network("::ffff:192.0.2.2"));
     }
 }

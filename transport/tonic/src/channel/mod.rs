@@ -26,7 +26,6 @@ pub(crate) mod observer;
 pub(crate) mod rails;
 mod select;
 pub(crate) mod shared;
-mod start;
 
 use std::fmt;
 use std::future::Future;
@@ -63,7 +62,7 @@ use crate::executor::SharedExec;
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
-use crate::tcp::client::TcpClient;
+use crate::tcp::TcpClient;
 use crate::tcp::connector::{TcpChannel, recording};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};

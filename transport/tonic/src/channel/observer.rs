@@ -8,7 +8,7 @@ use crate::channel::balanced::Members;
 use crate::channel::rails::Rails;
 use crate::channel::shared::{ChannelState, Fast};
 use crate::channel::{Channel, ChannelKind};
-use crate::connection::info::ConnectionInfo;
+use crate::connection::usage::ConnectionInfo;
 use crate::path::PathInfo;
 use crate::telemetry::stats::{Counters, TransportStats};
 

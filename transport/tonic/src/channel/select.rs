@@ -20,12 +20,10 @@ use crate::connection::{Call, CallError};
 use crate::endpoint::EndpointSettings;
 use crate::error::{BoxError, Cause, Error};
 use crate::grpc_timeout::GrpcTimeout;
-use crate::land_in::Target;
-use crate::land_in::WhyCopied;
+use crate::land_in::{Target, WhyCopied};
 use crate::path::Path;
 use crate::path::reason::Reason;
-use crate::tcp::client::TcpClient;
-use crate::tcp::{named, retry};
+use crate::tcp::{TcpClient, named, retry};
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans::{self, Spanned};
 

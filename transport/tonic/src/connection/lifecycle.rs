@@ -6,7 +6,7 @@ use tonic_rdma_fabric::{LinkError, PeerInfo};
 use tonic_rdma_memory::Forked;
 use tonic_rdma_proto::{CloseCode, Connection};
 
-use crate::connection::tasks::ReadyTasks;
+use crate::connection::driver::handle::ReadyTasks;
 use crate::path::reason::{Reason, ReasonCode};
 
 #[derive(Debug, Clone, PartialEq)]

@@ -11,11 +11,8 @@
 //! | `send` | from protocol to link: SENDs, WRITEs, staging |
 //! | `receive` | landing memory: grants, waits and returns, and delivery to readers |
 //! | `call` | the calls of both ends: streams, bodies, headers |
-//! | `tasks` | the tasks that a connection wakes, and the work charged to them |
 //! | `usage` | counters and metrics |
-//! | `info` | snapshots of connections for operators |
 //! | `frame_trace` | logs every message and frame |
-//! | `delay` | a one-time delay before an action |
 //!
 //! A caller's task works on the connection directly, under the connection's lock, and posts the
 //! resulting messages. So an outgoing call does not pass through another task. Only the driver
@@ -24,19 +21,16 @@
 mod call;
 mod config;
 mod copy_scheduler;
-mod delay;
 mod driver;
 mod frame_trace;
-pub(crate) mod info;
 mod lifecycle;
 mod receive;
 mod send;
 mod shared;
 mod state;
-mod tasks;
 #[cfg(test)]
 mod tests;
-mod usage;
+pub(crate) mod usage;
 
 pub(crate) use call::client::{Call, CallError, FastClient, Piped};
 pub(crate) use call::headers::Origin;

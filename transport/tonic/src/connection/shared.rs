@@ -12,8 +12,8 @@ use tonic_rdma_proto::{Config, Connection, Liveness, PeerSettings, Side};
 
 use crate::codec::Methods;
 use crate::connection::config::ConnectionConfig;
-use crate::connection::info::{self, ConnectionInfo, ConnectionUsage};
 use crate::connection::state::ConnectionState;
+use crate::connection::usage::{self, ConnectionInfo, ConnectionUsage};
 use crate::path::Path;
 use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
@@ -77,7 +77,7 @@ impl SharedConnection {
             eager_limit: conn.eager_limit(),
             methods,
             calls: counters.clone(),
-            id: info::next_id(),
+            id: usage::next_id(),
             since,
             control_memory,
             state: Owned::new(Mutex::new(ConnectionState::new(

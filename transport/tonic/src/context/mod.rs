@@ -2,13 +2,11 @@
 
 mod builder;
 mod device_monitor;
-mod first_device;
-pub(crate) mod numa;
 mod pool_size;
 mod rail_health;
 mod register;
 mod registered;
-mod sources;
+pub(crate) mod sources;
 mod survey;
 
 use std::collections::HashMap;
@@ -22,12 +20,11 @@ pub use builder::ContextBuilder;
 use builder::ContextSettings;
 pub(crate) use device_monitor::Changes;
 use device_monitor::DeviceMonitor;
-use first_device::FirstDevice;
 pub(crate) use rail_health::{RailHealth, RailKey};
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
 pub(crate) use sources::Sources;
-use survey::Survey;
+use survey::{FirstDevice, Survey};
 use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;

@@ -6,8 +6,6 @@ use std::net::IpAddr;
 use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Fabric, FabricError, LocalAddress};
 
-use crate::context::numa;
-
 /// This host's addresses on the devices of a path.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
@@ -31,7 +29,7 @@ impl Sources {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();
         far.dedup();
-        far.retain(|device| numa::far_node(read, device).is_some());
+        far.retain(|device| far_node(read, device).is_some());
         peers.retain(|peer| !addresses.iter().any(|at| at.is_beside(*peer)));
         let routed = Fabric::routed(&addresses, &peers).unwrap_or_else(|error| {
             tracing::debug!(%error, "no answers about routes: the kernel chooses the device");
@@ -55,5 +53,68 @@ impl Sources {
             addresses.into_iter().map(move |ip| on(device, ip))
         });
         Self { addresses: addresses.collect(), ..Self::default() }
+    }
+}
+
+/// The NUMA node of a device, if this process does not run on that node. Processors are listed as
+/// in `0-3,8`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FarNode {
+    pub(crate) node: u32,
+    /// The processors of the device's node.
+    pub(crate) there: String,
+    /// The processors that this process may run on.
+    pub(crate) allowed: String,
+}
+
+/// The node of a device, if this process may run on none of its processors. `read` returns the text
+/// of a file.
+pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> Option<FarNode> {
+    // The value is -1 if the machine has only one node.
+    let node = read(&format!("/sys/class/infiniband/{device}/device/numa_node"))?;
+    let node: u32 = node.trim().parse().ok()?;
+    let there = read(&format!("/sys/devices/system/node/node{node}/cpulist"))?.trim().to_owned();
+    let status = read("/proc/self/status")?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let allowed = allowed.trim().to_owned();
+    let near = ranges(&there).any(|there| ranges(&allowed).any(|own| overlap(there, own)));
+    (!near).then_some(FarNode { node, there, allowed })
+}
+
+/// The first and last processor of each part of a list such as `0-3,8`.
+fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> {
+    list.split(',').filter_map(|part| {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    })
+}
+
+fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
+    a.0 <= b.1 && b.0 <= a.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn far(node: &str, there: &str, allowed: &str) -> Option<FarNode> {
+        let read = |path: &str| match path {
+            "/sys/class/infiniband/mlx5_0/device/numa_node" => Some(format!("{node}\n")),
+            "/sys/devices/system/node/node1/cpulist" => Some(format!("{there}\n")),
+            "/proc/self/status" => Some(format!("Name:\tx\nCpus_allowed_list:\t{allowed}\n")),
+            _ => None,
+        };
+        far_node(read, "mlx5_0")
+    }
+
+    #[test]
+    fn a_device_is_far_if_no_processor_of_its_node_is_allowed() {
+        assert_eq!(far("1", "8-15", "0-7").unwrap().node, 1);
+        assert_eq!(far("1", "8-15", "0-3,16").unwrap().allowed, "0-3,16");
+        for (node, there, allowed) in
+            [("1", "8-15", "0-15"), ("1", "8", "7-8"), ("-1", "0-7", "8"), ("2", "8", "1")]
+        {
+            assert_eq!(far(node, there, allowed), None, "{node} {there} {allowed}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! as arguments.
 
 use crate::diagnose::cures::{self, advice, quoted, root, user};
-use crate::diagnose::host::facts::Facts;
+use crate::diagnose::host::check::Facts;
 use crate::diagnose::host::kernel::{DRIVERS, Loadable};
 use crate::diagnose::host::sysfs::Interface;
 use crate::diagnose::no_address;

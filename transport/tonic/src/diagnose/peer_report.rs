@@ -1,8 +1,7 @@
-//! The result for a server.
+//! The result for a server, and for one step of a diagnosis.
 
 use std::net::SocketAddr;
 
-use crate::diagnose::step::Step;
 use crate::path::Path;
 use crate::path::reason::Reason;
 
@@ -141,4 +140,26 @@ pub struct Measured {
     pub upload_mib_s: f64,
     /// Throughput from the server in MiB/s, in messages of 1 MiB, four at a time.
     pub download_mib_s: f64,
+}
+
+/// A step of the diagnosis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Step {
+    /// The attempted step.
+    pub name: String,
+    /// Duration in microseconds.
+    pub micros: u64,
+    /// Why the step failed, with the code that the transport would give. `None` if it succeeded.
+    pub reason: Option<Reason>,
+    /// The result, if there is more to report than success.
+    pub detail: String,
+}
+
+impl Step {
+    /// Whether the step succeeded.
+    pub fn ok(&self) -> bool {
+        self.reason.is_none()
+    }
 }

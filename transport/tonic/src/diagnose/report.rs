@@ -3,8 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::diagnose::peer_report::Peer;
-use crate::diagnose::step::Step;
+use crate::diagnose::peer_report::{Peer, Step};
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 

@@ -1,8 +1,11 @@
-//! The input of a diagnosis.
+//! The input of a diagnosis, and the time limit of its steps.
+
+use std::time::Duration;
 
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::path::policy::{EnvSettings, FabricKind, Policy};
+use crate::path::reason::{Reason, ReasonCode};
 
 /// The subject of a diagnosis, and the settings from environment and code.
 #[derive(Debug)]
@@ -34,4 +37,15 @@ impl DiagnosisRequest {
             None => "the endpoint's policy is off".to_owned(),
         }
     }
+}
+
+/// Time limit of each step towards a peer.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+
+/// Does a step within the time limit.
+pub(super) async fn limited<T>(work: impl Future<Output = Result<T, Reason>>) -> Result<T, Reason> {
+    tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| {
+        let detail = format!("nothing after {} ms", LIMIT.as_millis());
+        Err(Reason::new(ReasonCode::HandshakeTimeout, detail))
+    })
 }

@@ -8,10 +8,8 @@ use std::path::Path;
 use tempfile::TempDir;
 use tonic_rdma_memory::{Memlock, Pinning};
 
-use crate::diagnose::host::check::{self, read};
-use crate::diagnose::host::facts::Facts;
-use crate::diagnose::host::memory;
-use crate::diagnose::host::system_files::SystemFiles;
+use crate::diagnose::host::check::{self, Facts, read};
+use crate::diagnose::host::{SystemFiles, limits};
 use crate::diagnose::report::{
     Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RdmaNamespaces, RunsIn,
 };
@@ -119,7 +117,7 @@ impl System {
         let limits =
             Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
         diagnosis.memlock =
-            Some(memory::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
+            Some(limits::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
         assert!(found[0].blocks, "{found:?}");
@@ -514,7 +512,7 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
     diagnosis.memlock =
-        Some(memory::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
+        Some(limits::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
     assert_eq!((found.len(), found[0].code, found[0].blocks), (1, ReasonCode::Memlock, false));
@@ -757,7 +755,7 @@ fn the_report_says_what_chose_the_size_of_the_pool() {
     let by = |hard, cap_ipc_lock, set_by, ignores_ipc_lock| {
         let limits = Memlock { soft: Some(8 << 20), hard, pinned: 0, cap_ipc_lock };
         let pinning = Pinning { ignores_ipc_lock, queue_bytes: 0 };
-        memory::memlock(&limits, &PoolConfig::default(), set_by, pinning).pool_size_by
+        limits::memlock(&limits, &PoolConfig::default(), set_by, pinning).pool_size_by
     };
     assert_eq!(by(Some(8 << 20), false, None, false), PoolSizeBy::Limit);
     assert_eq!(by(None, false, None, false), PoolSizeBy::Memory, "the soft limit is raised");

@@ -1,7 +1,6 @@
 //! The address of a server, and the settings of a channel to it.
 
 mod connect;
-mod fast_path;
 mod tcp;
 
 use std::fmt;

@@ -1,8 +1,6 @@
 //! The path that calls take.
 
 pub(crate) mod from_error;
-pub(crate) mod peer_text;
-pub(crate) mod plaintext;
 pub(crate) mod policy;
 mod pool_sizes;
 pub(crate) mod reason;

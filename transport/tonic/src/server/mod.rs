@@ -9,7 +9,6 @@
 // |---|---|
 // | `builder` | the builder, and its methods that apply to both paths |
 // | `tcp` | builder methods of the TCP side |
-// | `settings` | the builder's settings |
 // | `router` | services, and the ways to serve them |
 // | `direct` | serves one service without a router |
 // | `offer_route` | adds the Offer to that service |
@@ -27,16 +26,15 @@ mod observer;
 mod offer_route;
 mod router;
 mod serve;
-mod settings;
 mod stack;
 mod tcp;
 
 pub use builder::Server;
+#[cfg(feature = "diagnose")]
+pub(crate) use builder::{DESCRIPTORS, MAX_CONNECTIONS};
 pub use observer::ServerObserver;
 pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;
-#[cfg(feature = "diagnose")]
-pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};
 #[cfg(unix)]
 #[doc(no_inline)]
 pub use tonic::transport::server::UdsConnectInfo;

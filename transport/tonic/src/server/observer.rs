@@ -8,7 +8,7 @@ use tonic_rdma_memory::Owned;
 
 use crate::bootstrap::gateways::Gateways;
 use crate::connection::View;
-use crate::connection::info::ConnectionInfo;
+use crate::connection::usage::ConnectionInfo;
 use crate::telemetry::stats::{ServerStats, TransportStats};
 
 /// The connections of the servers made from one builder.

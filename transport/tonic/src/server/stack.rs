@@ -17,7 +17,7 @@ use crate::connection::{Accepted, serve_connection};
 use crate::error::BoxError;
 use crate::grpc_timeout::GrpcTimeout;
 use crate::path::reason::Reason;
-use crate::server::settings::{ServerSettings, TraceFn};
+use crate::server::builder::{ServerSettings, TraceFn};
 use crate::telemetry::spans::Calls;
 
 /// The layered service. Its type is erased once per connection and not per call, so the calls'

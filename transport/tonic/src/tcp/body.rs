@@ -17,13 +17,13 @@ use tonic::body::Body;
 use tonic_rdma_memory::mapped_file;
 use tower::Service;
 
-use crate::boxed_body::boxed;
-use crate::codec::Fifo;
-use crate::codec::{BodyChunk, BodyEncoder, Call, Method, Methods, Polled, Used, is_plain_grpc};
+use crate::codec::{
+    BodyChunk, BodyEncoder, Call, Fifo, Method, Methods, Polled, Used, is_plain_grpc,
+};
 use crate::error::BoxError;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
-use crate::tcp::named;
+use crate::tcp::{boxed, named};
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 

@@ -16,7 +16,7 @@ use tower::{Service, ServiceExt};
 
 use crate::error::BoxError;
 use crate::path::Path;
-use crate::path::plaintext::Plaintext;
+use crate::path::policy::Plaintext;
 
 #[derive(Debug, Clone)]
 pub(crate) struct TcpChannel {

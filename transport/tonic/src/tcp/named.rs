@@ -10,10 +10,9 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::boxed_body::boxed;
 use crate::codec::{Deframer, Method, Part, Used, is_plain_grpc};
 use crate::land_in::Claimed;
-use crate::tcp::client::TcpClient;
+use crate::tcp::{TcpClient, boxed};
 use crate::telemetry::stats::Counters;
 
 /// A body whose messages are gathered, so that the decoder copies the field.

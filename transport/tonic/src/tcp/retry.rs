@@ -37,11 +37,10 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Service, ServiceExt};
 
-use crate::boxed_body::boxed;
 use crate::codec::is_plain_grpc;
 use crate::error::BoxError;
 use crate::tcp::body::{TcpRecvBody, TcpSendBody};
-use crate::tcp::client::TcpClient;
+use crate::tcp::{TcpClient, boxed};
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 

@@ -18,22 +18,21 @@ use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{PeerSettings, SendError, Side, Unsent};
 use tracing::Instrument;
 
-use crate::boxed_body;
 use crate::codec::{BodyEncoder, Deframer, HEADER, Method, Methods, Used, is_plain_grpc};
 use crate::connection::ConnectionConfig;
+use crate::connection::call::StreamRef;
 use crate::connection::call::headers::{self, Caller, Origin};
 use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::send_body::{SendBody, give_up};
-use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
-use crate::connection::info::ConnectionInfo;
 use crate::connection::lifecycle::{Life, ended};
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
-use crate::land_in::WhyCopied;
-use crate::land_in::{Claimed, Target};
+use crate::connection::usage::ConnectionInfo;
+use crate::land_in::{Claimed, Target, WhyCopied};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::tcp;
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
@@ -411,7 +410,7 @@ fn respond(
             None => Deframer::new(method.clone(), messages),
             Some(named) => Deframer::gathering(method.clone(), messages, named),
         };
-        boxed_body::boxed(RecvBody::new(stream, deframer, Used::Unknown, false).timed(timer))
+        tcp::boxed(RecvBody::new(stream, deframer, Used::Unknown, false).timed(timer))
     };
     Ok(Response::from_parts(parts, body))
 }

@@ -12,12 +12,11 @@ use tonic_rdma_memory::Landed;
 use tonic_rdma_proto::{Connection, Flow, ResetCode, Side, StreamId};
 
 use crate::codec::{Deframer, Delivered, Part, Used};
-use crate::connection::call::headers;
-use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
+use crate::connection::call::{StreamRef, headers};
 use crate::connection::copy_scheduler::ReadPace;
 use crate::connection::lifecycle::inherited;
-use crate::connection::receive::stall::Reading;
+use crate::connection::receive::delays::Reading;
 use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Copied;
 

@@ -9,10 +9,9 @@ use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::{ResetCode, SendError, Side};
 
 use crate::codec::{BodyEncoder, Call, HEADER, is_plain_grpc};
-use crate::connection::call::headers;
 use crate::connection::call::send_body::{SendBody, give_up};
-use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
+use crate::connection::call::{StreamRef, headers};
 use crate::telemetry::metrics::CallTimer;
 
 /// Begins a response. Ready data is sent in one message with the head. If this message has the

@@ -16,11 +16,9 @@ use tonic::body::Body;
 use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
-use crate::codec::Fifo;
-use crate::codec::{BodyChunk, BodyEncoder, Used};
-use crate::connection::call::headers;
-use crate::connection::call::stream::StreamRef;
+use crate::codec::{BodyChunk, BodyEncoder, Fifo, Used};
 use crate::connection::call::stream_io::wait_for;
+use crate::connection::call::{StreamRef, headers};
 use crate::connection::state::ConnectionState;
 use crate::telemetry::metrics::CallTimer;
 

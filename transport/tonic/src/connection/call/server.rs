@@ -13,22 +13,21 @@ use tonic_rdma_proto::{CloseCode, PeerSettings, Side};
 use tower::Service;
 use tracing::Instrument;
 
-use crate::boxed_body;
 use crate::codec::{Call, Deframer, Methods, Used};
 use crate::connection::ConnectionConfig;
 use crate::connection::call::header_cache::{Head, HeaderCache};
 use crate::connection::call::recv_body::RecvBody;
-use crate::connection::call::stream::{Opened, StreamRef};
 use crate::connection::call::task_pool::TaskPool;
+use crate::connection::call::{Opened, StreamRef};
 use crate::connection::driver::{Turn, drive};
-use crate::connection::info::ConnectionInfo;
 use crate::connection::lifecycle::Life;
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
-use crate::land_in::Claimed;
-use crate::land_in::WhyCopied;
+use crate::connection::usage::ConnectionInfo;
 use crate::land_in::allocators::Allocators;
+use crate::land_in::{Claimed, WhyCopied};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::tcp;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
@@ -122,7 +121,7 @@ where
             None => Deframer::new(call.method().clone(), plain),
             Some(named) => Deframer::gathering(call.method().clone(), plain, named),
         };
-        let body = boxed_body::boxed(RecvBody::new(reader, deframer, call.method().used(), empty));
+        let body = tcp::boxed(RecvBody::new(reader, deframer, call.method().used(), empty));
         let request = Request::from_parts(parts, body);
         task_pool.run(stream, call, request);
     };

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use tonic_rdma_proto::{ResetCode, Unsent};
 
 use crate::codec::Used;
-use crate::connection::receive::stall::Reading;
+use crate::connection::receive::delays::Reading;
 use crate::connection::receive::unread::Unread;
 use crate::land_in::Claimed;
 

@@ -8,9 +8,9 @@ use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{Connection, StreamId, StreamMap};
 
 use crate::connection::call::stream_io::{Fault, StreamIo};
-use crate::connection::receive::stall::{MAX_WORK, Reading, Relief};
+use crate::connection::driver::handle::ReadyTasks;
+use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
 use crate::connection::receive::unread::{Arrival, PayloadPlace};
-use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 #[derive(Debug, Default)]

@@ -16,9 +16,9 @@ use tonic::body::Body;
 use tower::Service;
 
 use crate::codec::{Call, serve_first};
+use crate::connection::call::StreamRef;
 use crate::connection::call::response::{begin, is_over};
 use crate::connection::call::send_body::SendBody;
-use crate::connection::call::stream::StreamRef;
 use crate::telemetry::metrics::CallTimer;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -6,13 +6,12 @@ use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, LentBody, LentPlace, Stre
 
 use crate::codec::{LentPiece, Part};
 use crate::connection::call::stream_io::Fault;
-use crate::connection::driver::scratch;
+use crate::connection::driver::link_events::copy_message;
 use crate::connection::frame_trace::FrameTrace;
 use crate::connection::lifecycle::Life;
 use crate::connection::receive::unread::{Arrival, PayloadPlace};
 use crate::connection::state::ConnectionState;
-use crate::path::peer_text::{DETAIL, PeerText, SHORT};
-use crate::path::reason::{Reason, ReasonCode};
+use crate::path::reason::{MAX_DETAIL_TEXT, MAX_LOG_TEXT, PeerText, Reason, ReasonCode};
 
 /// Number of protocol events that count as much work as one message. A peer can put hundreds of
 /// frames into one message.
@@ -69,7 +68,7 @@ impl ConnectionState {
     /// Gives a message to the protocol. Returns the number of events that the message caused.
     fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
         let Some(link) = self.link.get_mut() else { return Ok(0) };
-        let message = scratch::copy_message(link.recv_slot(slot, len));
+        let message = copy_message(link.recv_slot(slot, len));
         // Post the RECV again before the protocol can return the credit (R1).
         let posted = link.repost(slot)?;
         if FrameTrace::is_on() {
@@ -147,11 +146,11 @@ impl ConnectionState {
                     })
                 }
                 Event::GoAway { code, text } => {
-                    let short = PeerText(&text, SHORT);
+                    let short = PeerText(&text, MAX_LOG_TEXT);
                     tracing::debug!(peer = %self.lifecycle.peer, %code, text = %short, "the peer sent GOAWAY");
                     if code == CloseCode::Resources {
                         self.lifecycle.leave(
-                            limit_of_peer(&PeerText(&text, DETAIL).to_string()),
+                            limit_of_peer(&PeerText(&text, MAX_DETAIL_TEXT).to_string()),
                             &mut self.conn,
                             &mut self.tasks,
                         );
@@ -159,12 +158,12 @@ impl ConnectionState {
                     self.tasks.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {
-                    let text = PeerText(&text, SHORT).to_string();
+                    let text = PeerText(&text, MAX_LOG_TEXT).to_string();
                     tracing::debug!(peer = %self.lifecycle.peer, text, "the peer closed the connection in good order");
                     self.end(Life::Dead(Reason::from_peer(ReasonCode::GoAway, text)));
                 }
                 Event::Closed { code, text } => {
-                    let text = PeerText(&text, SHORT);
+                    let text = PeerText(&text, MAX_LOG_TEXT);
                     throttled!(in CLOSED, warn, peer = %self.lifecycle.peer, %code, %text, "the peer closed the connection");
                     let detail =
                         format!("closed by the peer ({code}): {text} ({})", self.lifecycle.peer);

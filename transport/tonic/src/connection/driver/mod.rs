@@ -7,17 +7,11 @@
 //! | `link_events` | completions, and the end of a link |
 //! | `dispatch` | passes received messages to the protocol, and its events to their streams |
 //! | `timers` | the connection's one timer, and its end |
-//! | `destroy` | destroys the link of an ended connection |
-//! | `tidy` | how long a connection at rest still wakes to return memory |
-//! | `scratch` | per-thread memory that is needed only while a driver runs |
 //! | `yield_policy` | how the driver yields while more is left to copy |
 
-mod destroy;
 mod dispatch;
 pub(super) mod handle;
 mod link_events;
-mod scratch;
-mod tidy;
 mod timers;
 mod yield_policy;
 
@@ -29,10 +23,9 @@ use std::task::{Context, Poll, ready};
 use tonic_rdma_fabric::{WakeGate, turn};
 use tonic_rdma_proto::CloseCode;
 
-use crate::connection::call::stream::Opened;
+use crate::connection::call::Opened;
 use crate::connection::copy_scheduler::AfterFlush;
-use crate::connection::driver::destroy::Destroying;
-use crate::connection::driver::timers::Timers;
+use crate::connection::driver::timers::{Destroying, Timers};
 use crate::connection::driver::yield_policy::YieldPolicy;
 use crate::connection::lifecycle::{Life, inherited};
 use crate::connection::shared::SharedConnection;

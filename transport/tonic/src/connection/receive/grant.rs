@@ -5,10 +5,10 @@ use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
 use tonic_rdma_proto::{Connection, GrantMemory, LandingWant, StreamId, WantKey};
 
 use crate::connection::call::streams::Streams;
+use crate::connection::driver::handle::ReadyTasks;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::receive::landing::{Granted, LandingMemory};
 use crate::connection::send::link_io::LinkIo;
-use crate::connection::tasks::ReadyTasks;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 

@@ -9,9 +9,7 @@ use tonic_rdma_memory::{
 };
 use tonic_rdma_proto::{Connection, StreamId};
 
-use crate::connection::receive::landing_wait::LandingWait;
-use crate::connection::receive::reclaim::ReclaimDelay;
-use crate::connection::receive::stall::{Grace, Relief, Stall};
+use crate::connection::receive::delays::{Grace, LandingWait, ReclaimDelay, Relief, Stall};
 use crate::connection::receive::unread::PayloadPlace;
 
 /// Memory that the peer may write to.

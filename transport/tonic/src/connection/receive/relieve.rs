@@ -6,9 +6,9 @@ use tonic_rdma_fabric::turn::{self, COPY_UNIT};
 use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::call::streams::Streams;
+use crate::connection::driver::handle::ReadyTasks;
+use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
 use crate::connection::receive::landing::LandingMemory;
-use crate::connection::receive::stall::{MAX_WORK, Reading, Relief};
-use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {

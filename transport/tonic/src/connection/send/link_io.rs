@@ -10,10 +10,10 @@ use tonic_rdma_proto::{Connection, Room, Stats, Transmit, Write};
 
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::{CopyScheduler, Flush};
+use crate::connection::driver::handle::ReadyTasks;
 use crate::connection::frame_trace::FrameTrace;
 use crate::connection::send::in_flight::{InFlight, StagingSpot};
 use crate::connection::send::write_window::WriteWindow;
-use crate::connection::tasks::ReadyTasks;
 
 /// A link and its resources, without state that belongs to streams or outlives the link.
 pub(crate) struct LinkIo {

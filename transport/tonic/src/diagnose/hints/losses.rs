@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::diagnose::cures::{advice, quoted, user};
-use crate::diagnose::host::system_files::{SystemFiles, number};
+use crate::diagnose::host::{SystemFiles, number};
 use crate::diagnose::report::{Cure, Device, Hint};
 
 /// The counters of lost, repeated or marked packets, of all ports.
@@ -128,7 +128,7 @@ fn cures(device: Option<&Device>) -> Vec<Cure> {
 #[cfg(unix)]
 mod tests {
     use super::*;
-    use crate::diagnose::hints::made_up::System;
+    use crate::diagnose::hints::test_util::System;
 
     #[test]
     fn counters_that_grow() {

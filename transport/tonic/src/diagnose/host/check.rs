@@ -8,14 +8,14 @@ use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb, off_wor
 use tonic_rdma_memory::{Memlock, Pinning, PoolError, RegisterError};
 
 use crate::context::Context;
-use crate::diagnose::host::facts::Facts;
-use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::host::{descriptors, kernel, loopback, memory, sysfs};
+use crate::diagnose::host::kernel::Loadable;
+use crate::diagnose::host::sysfs::Interface;
+use crate::diagnose::host::{SystemFiles, kernel, limits, loopback, sysfs};
+use crate::diagnose::peer_report::Step;
 use crate::diagnose::report::{
     Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, PathSettings, Port,
 };
 use crate::diagnose::request::DiagnosisRequest;
-use crate::diagnose::step::Step;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
@@ -50,7 +50,7 @@ pub(in crate::diagnose) async fn run(request: &DiagnosisRequest) -> (Diagnosis, 
     }
     let pool = request.context.pool_config(pinning.ignores_ipc_lock);
     let set_by = request.context.pool_size_set_by();
-    diagnosis.memlock = limits.map(|limits| memory::memlock(&limits, &pool, set_by, pinning));
+    diagnosis.memlock = limits.map(|limits| limits::memlock(&limits, &pool, set_by, pinning));
     diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();
@@ -81,8 +81,8 @@ pub(in crate::diagnose) fn read(
         files: kernel::files(files),
         devices: sysfs::devices(files, &interfaces),
         memlock: None::<MemlockReport>,
-        huge_pages: HugePagesReport { ..memory::huge_pages(files) },
-        descriptors: descriptors::descriptors(files),
+        huge_pages: HugePagesReport { ..limits::huge_pages(files) },
+        descriptors: limits::descriptors(files),
         peer: None,
     };
     let facts = Facts {
@@ -336,6 +336,22 @@ async fn verdict(request: &DiagnosisRequest, devices: &[Device]) -> Result<(), R
         Some(reason) => Err(reason),
         None => Ok(()),
     }
+}
+
+/// Facts for the cures that the report does not contain.
+#[derive(Debug, Clone, Default)]
+pub(in crate::diagnose) struct Facts {
+    pub(in crate::diagnose) interfaces: Vec<Interface>,
+    /// The distribution, and those it is derived from.
+    pub(in crate::diagnose) families: Vec<String>,
+    /// The drivers that the kernel provides, loaded or not.
+    pub(in crate::diagnose) loadable: Loadable,
+    /// The process that started this process.
+    pub(in crate::diagnose) parent: Option<u32>,
+    /// Whether `TONIC_RDMA` is set.
+    pub(in crate::diagnose) policy_from_env: bool,
+    /// Whether `TONIC_RDMA_DEVICE` is set.
+    pub(in crate::diagnose) device_from_env: bool,
 }
 
 #[cfg(test)]

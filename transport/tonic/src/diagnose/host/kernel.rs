@@ -1,6 +1,6 @@
 //! Reads the kernel, its modules, the device files, and the process's environment.
 
-use crate::diagnose::host::system_files::SystemFiles;
+use crate::diagnose::host::SystemFiles;
 use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RdmaNamespaces, RunsIn};
 
 /// Modules that every device needs, each with its purpose and a path that exists if it is present.

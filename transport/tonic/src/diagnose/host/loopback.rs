@@ -9,7 +9,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::Pool;
 
-use crate::diagnose::step::Step;
+use crate::diagnose::peer_report::Step;
 use crate::path::from_error;
 use crate::path::reason::{Reason, ReasonCode};
 

@@ -2,9 +2,8 @@
 
 use std::net::Ipv6Addr;
 
-use crate::diagnose::host::pcie;
-use crate::diagnose::host::system_files::{SystemFiles, after_colon, number};
-use crate::diagnose::report::{Device, Gid, Port};
+use crate::diagnose::host::{SystemFiles, after_colon, number};
+use crate::diagnose::report::{Device, Gid, PcieLink, Port};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Maximum number of GID table entries to read. Software devices have 1024, most of them empty.
@@ -56,7 +55,7 @@ fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device
             .filter_map(|name| number(&files.read(&format!("/sys/class/net/{name}/mtu"))?))
             .filter_map(|mtu| u32::try_from(mtu).ok())
             .min(),
-        pcie: pcie::link(files, &format!("{dir}/device")),
+        pcie: pcie_link(files, &format!("{dir}/device")),
         interfaces: on,
         addresses: Vec::new(),
         ports,
@@ -181,6 +180,46 @@ fn eui64(mac: &str) -> Option<String> {
     Some(format!("{:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}", a ^ 2))
 }
 
+/// The link of the PCI device in this directory. A virtual function uses its physical function's
+/// link.
+fn pcie_link(files: &SystemFiles, dir: &str) -> Option<PcieLink> {
+    let of = |dir: &str| {
+        let read = |file: &str| files.read(&format!("{dir}/{file}"));
+        Some(PcieLink {
+            gt_s: speed(&read("current_link_speed")?)?,
+            lanes: lanes(&read("current_link_width")?)?,
+            max_gt_s: speed(&read("max_link_speed")?)?,
+            max_lanes: lanes(&read("max_link_width")?)?,
+        })
+    };
+    of(dir).or_else(|| of(&format!("{dir}/physfn")))
+}
+
+/// Parses `16.0 GT/s PCIe`. `Unknown` gives `None`.
+fn speed(text: &str) -> Option<f64> {
+    let (number, _) = text.split_once(" GT/s")?;
+    number.parse().ok().filter(|speed| *speed > 0.0)
+}
+
+/// The number of lanes. 0 and 255 mean that it is unknown.
+fn lanes(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
+}
+
+impl PcieLink {
+    /// Approximate payload in Gb/s that the link carries in each direction.
+    pub(in crate::diagnose) fn gbit_s(&self) -> f64 {
+        // The encoding of the lane, and the share of payload in packets of 256 bytes.
+        let code = if self.gt_s > 5.0 { 128.0 / 130.0 } else { 0.8 };
+        self.gt_s * f64::from(self.lanes) * code * 0.9
+    }
+
+    /// Whether the device could run at a higher speed or on more lanes.
+    pub(in crate::diagnose) fn is_reduced(&self) -> bool {
+        self.gt_s < self.max_gt_s || self.lanes < self.max_lanes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +230,23 @@ mod tests {
         for bad in ["", "ba:b3", "zz:b3:bd:07:5a:47", "ba:b3:bd:07:5a:47:00"] {
             assert_eq!(eui64(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn speeds_and_lanes() {
+        assert_eq!(speed("16.0 GT/s PCIe"), Some(16.0));
+        assert_eq!(speed("8 GT/s"), Some(8.0));
+        for bad in ["", "Unknown", "Unknown speed", "x GT/s", "0 GT/s", "-1 GT/s"] {
+            assert_eq!(speed(bad), None, "{bad}");
+        }
+        assert_eq!(["16", "0", "255", ""].map(lanes), [Some(16), None, None, None]);
+    }
+
+    #[test]
+    fn a_link_carries_less_than_its_lanes_transfer() {
+        let link = PcieLink { gt_s: 8.0, lanes: 8, max_gt_s: 16.0, max_lanes: 8 };
+        assert!((56.0..57.0).contains(&link.gbit_s()) && link.is_reduced());
+        let old = PcieLink { gt_s: 5.0, lanes: 8, max_gt_s: 5.0, max_lanes: 8 };
+        assert!((28.0..29.0).contains(&old.gbit_s()) && !old.is_reduced());
     }
 }

@@ -8,14 +8,13 @@ use tonic_rdma_fabric::{Fabric, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
-use super::row::{CALLS, Latencies, Mover, Row, SMALL};
-use crate::bootstrap::bare::LIMIT;
+use super::way::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::bootstrap::client::offer_bare;
+use crate::bootstrap::tickets::BARE_LIMIT;
 use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::peer_report::{self, Direction};
-use crate::diagnose::request::DiagnosisRequest;
-use crate::diagnose::step::{LIMIT as STEP, limited};
+use crate::diagnose::request::{DiagnosisRequest, LIMIT as STEP, limited};
 use crate::endpoint::Endpoint;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
@@ -71,7 +70,7 @@ impl BareWay {
         let settings = ConnectionConfig::for_pool(pool, fabric.grows(), None).proto.settings();
         let hello = Hello::new(ticket, settings).encode();
         let connected = fabric
-            .connect(&rail.addr, &config, pool, &hello, LIMIT)
+            .connect(&rail.addr, &config, pool, &hello, BARE_LIMIT)
             .await
             .map_err(from_error::connect)?;
         Accept::decode(&connected.private_data).map_err(|error| {

@@ -3,7 +3,6 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `row` | the transfers to measure, and their statistics |
 //! | `way` | measures a path by calls |
 //! | `bare` | measures SENDs and WRITEs over a connection without calls |
 //! | `not_bare` | replaces `bare` if the feature `measure` is off |
@@ -12,7 +11,6 @@
 mod bare;
 #[cfg(not(feature = "measure"))]
 mod not_bare;
-mod row;
 mod way;
 
 use std::time::{Duration, Instant};
@@ -25,8 +23,7 @@ use tonic::metadata::MetadataMap;
 pub(super) use self::bare::BareWay;
 #[cfg(not(feature = "measure"))]
 pub(super) use self::not_bare::BareWay;
-use self::row::{Mover, Row, SMALL, row};
-use self::way::{Way, failed};
+use self::way::{Mover, Row, SMALL, Way, failed, row};
 use crate::bootstrap::client::OfferHook;
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::service::MAX_PROBE;

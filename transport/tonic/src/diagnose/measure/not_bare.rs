@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use http::Uri;
 
-use super::row::{Mover, Row};
+use super::way::{Mover, Row};
 use crate::diagnose::peer_report;
 use crate::diagnose::request::DiagnosisRequest;
 use crate::endpoint::Endpoint;

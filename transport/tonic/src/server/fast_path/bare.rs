@@ -1,9 +1,9 @@
 //! Bare connections, which carry SENDs and WRITEs without calls for a client's diagnosis to
 //! measure.
 //!
-//! The server serves one bare connection at a time, for [`LIMIT`] at most, with landing memory for
-//! eight messages. A bare connection needs a ticket and counts towards the limit of connections,
-//! like any other.
+//! The server serves one bare connection at a time, for [`BARE_LIMIT`] at most, with landing memory
+//! for eight messages. A bare connection needs a ticket and counts towards the limit of
+//! connections, like any other.
 
 use tonic_rdma_fabric::bare::{self, BareError, BareLimits};
 use tonic_rdma_fabric::{Incoming, LinkError};
@@ -11,7 +11,7 @@ use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
 use super::{ACCEPT_LIMIT, FastPath, Turn, draining, reject_for};
-use crate::bootstrap::bare::LIMIT;
+use crate::bootstrap::tickets::BARE_LIMIT;
 use crate::path::from_error;
 
 impl FastPath {
@@ -53,8 +53,8 @@ impl FastPath {
                 }
                 Err(error) => throttled!(in self.log.ends, info, %peer, %error, "bare connection ended"),
             },
-            () = tokio::time::sleep(LIMIT) => {
-                throttled!(in self.log.ends, info, %peer, limit_s = LIMIT.as_secs(), "bare connection closed: too old");
+            () = tokio::time::sleep(BARE_LIMIT) => {
+                throttled!(in self.log.ends, info, %peer, limit_s = BARE_LIMIT.as_secs(), "bare connection closed: too old");
             }
             () = draining(self.drain.clone()) => {}
         }

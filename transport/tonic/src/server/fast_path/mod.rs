@@ -22,10 +22,10 @@ use tonic_rdma_proto::{Accept, Hello, PeerSettings, Reject, Side};
 
 use self::listeners::{ListenerKey, Listeners};
 use self::rejects::{redeem, reject_for};
-#[cfg(feature = "measure")]
-use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::connection::Handshakes;
 use crate::bootstrap::service::{Listening, Offer, Offering};
+#[cfg(feature = "measure")]
+use crate::bootstrap::tickets::BareTicket;
 use crate::bootstrap::tickets::{Ticket, Tickets};
 use crate::codec::Methods;
 use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
@@ -33,10 +33,9 @@ use crate::connection::{Accepted, ConnectionConfig};
 use crate::context::{Context, ListenTarget};
 use crate::executor::boxed;
 use crate::path::Path;
-use crate::path::plaintext;
-use crate::path::policy::FabricKind;
+use crate::path::policy::{FabricKind, Plaintext};
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::settings::{MAX_CONNECTIONS, ServerSettings};
+use crate::server::builder::{MAX_CONNECTIONS, ServerSettings};
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
@@ -108,7 +107,7 @@ impl FastPath {
             // Check for a device first, so that a host without a device gets the missing device as
             // the reason.
             self.context.check(path, self.env_device.as_deref()).await?;
-            return Err(plaintext::denied_by_server());
+            return Err(Plaintext::denied_by_server());
         }
         let ip = bound.map(|a| a.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let port = bound.map_or(0, |a| a.port());

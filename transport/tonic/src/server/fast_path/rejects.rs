@@ -7,8 +7,9 @@ use tonic_rdma_proto::Reject;
 
 use crate::bootstrap::service::StaysOnHost;
 use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
+use crate::path::policy::Plaintext;
 use crate::path::reason::ReasonCode;
-use crate::path::{Path, from_error, plaintext};
+use crate::path::{Path, from_error};
 
 /// The rejection if this process has no room for a connection.
 pub(super) fn reject_for(error: &PoolError) -> Reject {
@@ -44,7 +45,7 @@ pub(super) fn redeem(
     })?;
     match connection.remove::<StaysOnHost>() {
         Some(StaysOnHost) if path.leaves_host() => {
-            Err((Reject::Ticket, plaintext::denied_by_server().to_string()))
+            Err((Reject::Ticket, Plaintext::denied_by_server().to_string()))
         }
         _ => Ok(connection),
     }

@@ -8,8 +8,8 @@ use tonic_rdma_fabric::{Connected, Link as _};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, Hello, Reject};
 
-use crate::bootstrap::bare::LIMIT;
 use crate::bootstrap::pb::offer_response::Outcome;
+use crate::bootstrap::tickets::BARE_LIMIT;
 use crate::tests::admission::tickets::Hand;
 use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
@@ -110,7 +110,7 @@ async fn it_ends_when_its_time_is_over() {
     let serving = serve(&world).await;
     let mut hand = Hand::new(&world, &serving).await;
     let mut bare = open(&mut hand).await.unwrap();
-    tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
+    tokio::time::sleep(BARE_LIMIT - Duration::from_secs(1)).await;
     bare.echo(64, 1, 1).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let error = bare.echo(64, 1, 1).await.unwrap_err();

@@ -8,7 +8,7 @@ use crate::bootstrap::gateways::{MISMATCHES, WINDOW};
 use crate::bootstrap::limited::MAX_REQUEST;
 use crate::bootstrap::service::{MAX_ANSWER, MAX_FABRICS};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME};
-use crate::path::peer_text::{DETAIL, SHORT};
+use crate::path::reason::{MAX_DETAIL_TEXT, MAX_LOG_TEXT};
 
 /// Formats a number with a comma before each three digits.
 fn grouped(n: usize) -> String {
@@ -55,7 +55,7 @@ fn the_table_of_limits_has_the_constants() {
         ),
         (
             "text of a peer's in a log line; in the details of a reason",
-            format!("{SHORT} characters; {DETAIL}, each escaped"),
+            format!("{MAX_LOG_TEXT} characters; {MAX_DETAIL_TEXT}, each escaped"),
         ),
     ] {
         assert_eq!(default(what), limit, "{what}");

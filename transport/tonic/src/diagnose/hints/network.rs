@@ -1,10 +1,10 @@
-//! Detects interfaces in one subnet that answer for each other's addresses (ARP flux). librdmacm's
-//! documentation names the settings.
+//! Hints about networks: interfaces that answer for each other, and ports that get different
+//! traffic classes.
 
 use std::collections::BTreeMap;
 
-use crate::diagnose::cures::{advice, root};
-use crate::diagnose::host::system_files::{SystemFiles, number};
+use crate::diagnose::cures::{advice, quoted, root};
+use crate::diagnose::host::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
 
 /// Columns of these fields in a line of `/proc/net/route`.
@@ -15,8 +15,8 @@ const MASK: usize = 7;
 const NONE: &str = "00000000";
 
 /// A hint if interfaces of RDMA devices are in one subnet and one interface answers for all of
-/// them.
-pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
+/// them (ARP flux). librdmacm's documentation names the settings.
+pub(super) fn arp_flux(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     let routes = files.read("/proc/net/route")?;
     let mut subnets: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for line in routes.lines().skip(1) {
@@ -58,6 +58,33 @@ pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     Some(Hint { name: "arp-flux", device: None, what, cures })
 }
 
+/// A hint if connections that set no type of service get different types on different ports, for
+/// example because the host's set-up left out an adapter. `set` says whether the connections set a
+/// type of service.
+pub(super) fn traffic_class(devices: &[Device], set: bool) -> Option<Hint> {
+    let ports = devices.iter().filter(|device| device.transport == "RoCE").flat_map(|device| {
+        let active = device.ports.iter().filter(|port| port.is_active());
+        active.map(|port| (&device.name, port.number, port.traffic_class.unwrap_or(0)))
+    });
+    let ports: Vec<_> = ports.filter(|_| !set).collect();
+    let highest = ports.iter().max_by_key(|(.., class)| *class)?;
+    let (device, port, class) =
+        ports.iter().min_by_key(|(.., class)| *class).filter(|lowest| lowest.2 < highest.2)?;
+    let what = format!(
+        "RoCE packets have the type of service {} from {} and {class} from {device}: the network \
+         may drop packets of one class and keep those of the other",
+        highest.2, highest.0
+    );
+    let dir = quoted(&format!("/sys/kernel/config/rdma_cm/{device}"));
+    let command =
+        format!("mkdir -p {dir} && echo {} > {dir}/ports/{port}/default_roce_tos", highest.2);
+    let cures = vec![
+        root("give both the same type until the next boot", command),
+        advice("or set a type for this program: TONIC_RDMA_TOS, or Endpoint::type_of_service"),
+    ];
+    Some(Hint { name: "traffic-class", device: Some((*device).clone()), what, cures })
+}
+
 #[cfg(test)]
 #[cfg(unix)]
 mod tests {
@@ -66,17 +93,18 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::diagnose::hints::test_util::System;
     use crate::diagnose::host::sysfs;
 
     /// A fake system with the adapters `mlx5_0` and `mlx5_1`, and their interfaces.
-    struct System(TempDir);
+    struct TwoAdapters(TempDir);
 
     const HEAD: &str =
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n";
 
-    impl System {
-        fn new(routes: &str) -> System {
-            let system = System(tempfile::tempdir().unwrap());
+    impl TwoAdapters {
+        fn new(routes: &str) -> TwoAdapters {
+            let system = TwoAdapters(tempfile::tempdir().unwrap());
             for (device, interface) in [("mlx5_0", "eth0"), ("mlx5_1", "eth1")] {
                 let class = format!("sys/class/infiniband/{device}");
                 system.file(&format!("{class}/node_type"), "1: CA\n");
@@ -97,7 +125,7 @@ mod tests {
             let files = SystemFiles::at(self.0.path());
             let devices = sysfs::devices(&files, &[]);
             assert_eq!(devices[1].interfaces, ["eth1"]);
-            hint(&files, &devices)
+            arp_flux(&files, &devices)
         }
     }
 
@@ -108,7 +136,7 @@ mod tests {
     #[test]
     fn two_devices_in_one_subnet_answer_for_each_other() {
         let both = ["eth0", "eth1"].map(|name| route(name, "0000000A", NONE, "00FFFFFF")).concat();
-        let system = System::new(&both);
+        let system = TwoAdapters::new(&both);
         let hint = system.hint().unwrap();
         assert!(hint.what.starts_with("eth0 and eth1 are in one subnet"), "{hint:?}");
         assert!(hint.cures[0].command.as_deref().unwrap().contains("arp_ignore=2"), "{hint:?}");
@@ -137,7 +165,41 @@ mod tests {
             // The same route twice.
             route("eth0", "0000000A", NONE, "00FFFFFF").repeat(2),
         ] {
-            assert_eq!(System::new(&routes).hint(), None, "{routes}");
+            assert_eq!(TwoAdapters::new(&routes).hint(), None, "{routes}");
         }
+    }
+
+    #[test]
+    fn ports_of_different_classes() {
+        let system = System::new();
+        system.adapter("mlx5_1", "0000:82:00.0", "mlx5_core", "eth1");
+        let hint_of = || traffic_class(&system.devices(4096), false);
+        assert_eq!(hint_of(), None);
+        let tos = |device: &str, text: &str| {
+            let file = format!("sys/kernel/config/rdma_cm/{device}/ports/1/default_roce_tos");
+            system.file(&file, text);
+        };
+        tos("mlx5_0", "106\n");
+        assert_eq!(system.devices(4096)[0].ports[0].traffic_class, Some(106));
+        let hint = hint_of().unwrap();
+        assert_eq!((hint.name, hint.device.as_deref()), ("traffic-class", Some("mlx5_1")));
+        assert!(hint.what.contains("106 from mlx5_0 and 0 from mlx5_1"), "{hint:?}");
+        let dir = "/sys/kernel/config/rdma_cm/mlx5_1";
+        assert_eq!(
+            hint.cures[0].command.as_deref(),
+            Some(&*format!("mkdir -p {dir} && echo 106 > {dir}/ports/1/default_roce_tos"))
+        );
+        // The program sets its own, or both ports have the same one. The second port's comes from
+        // its driver's file.
+        assert_eq!(traffic_class(&system.devices(4096), true), None);
+        tos("mlx5_1", "12\n");
+        assert!(hint_of().is_some());
+        system.file("sys/class/infiniband/mlx5_1/tc/1/traffic_class", "Global tclass=106\n");
+        assert_eq!(hint_of(), None);
+        // iWARP has no traffic class, and a port that is down sends nothing.
+        tos("mlx5_0", "0\n");
+        assert!(hint_of().is_some());
+        system.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+        assert_eq!(hint_of(), None);
     }
 }

@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
 
+use crate::diagnose::host::SystemFiles;
 use crate::diagnose::host::sysfs;
-use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::Device;
 
 /// The system has an adapter, `mlx5_0` with `eth0`, at a PCI address, on NUMA node 1 of two.
