@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::files::Source;
 use crate::modules::Crate;
-use crate::{circles, logging, size, unsafety, width, wording};
+use crate::{circles, logging, names, size, unsafety, width, wording};
 
 /// The roots of the crates that are searched for circles.
 pub const CRATES: &[&str] = &[
@@ -45,6 +45,8 @@ pub struct Findings {
     pub long: Vec<Finding>,
     /// Folders with too many files.
     pub full: Vec<Finding>,
+    /// Files that define a type whose name others have, or that says nothing.
+    pub names: Vec<Finding>,
     /// Files with `unsafe` where there may be none.
     pub unsafe_files: Vec<Finding>,
     /// Wordings to avoid, each with its file.
@@ -55,6 +57,8 @@ pub struct Findings {
     pub lint_is_off: Vec<String>,
     /// For each of [`CRATES`], its files and the imports among them.
     pub crates: Vec<(usize, usize)>,
+    /// Names of types of the library.
+    pub types: usize,
     /// Lines of prose whose width was looked at.
     pub prose_lines: usize,
     /// Lines with `unsafe` where it may be.
@@ -121,12 +125,21 @@ impl Findings {
             let what = format!("{path}: {files} files, at most {}", size::MAX_FILES);
             found.full.push(Finding { path, what });
         }
+        let types = names::types(sources)?;
+        found.types = types.len();
+        for (name, files) in names::ambiguous(&types) {
+            for path in files {
+                let what =
+                    format!("{path}: the type `{name}`, one of {} of this name", files.len());
+                found.names.push(Finding { path: path.clone(), what });
+            }
+        }
         found.lint_is_off = unsafety::lint_is_off(sources);
         Ok(found)
     }
 
     /// The lists of what is known, by the name of each constant in `tests/known/mod.rs`.
-    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 7] {
+    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 8] {
         [
             ("CIRCLES", "Files that need each other.", &self.circles),
             (
@@ -137,6 +150,7 @@ impl Findings {
             ("WIDE", "Files with comments or prose beyond column 100.", &self.wide),
             ("LONG", "Files with too many lines.", &self.long),
             ("FULL", "Folders with too many files.", &self.full),
+            ("NAMES", "Files that define types of ambiguous names.", &self.names),
             ("UNSAFE", "Files with `unsafe` outside of memory and fabric.", &self.unsafe_files),
             ("UNTHROTTLED", "Files that log without the throttle.", &self.unthrottled),
         ]

@@ -5,6 +5,7 @@
 //! | [`circles`] | no two files of a crate need each other |
 //! | [`width`] | comments and documents end at column 100 |
 //! | [`size`] | files and folders are short |
+//! | [`names`] | a type name means one thing in the library |
 //! | [`unsafety`] | `unsafe` is in memory/, transport/fabric/ and transport/rdma-sys/ only, with its reason |
 //! | [`logging`] | log lines that a peer can cause are throttled |
 //! | [`wording`] | a reader reads each sentence once: comments, documents, texts of the program |
@@ -28,6 +29,7 @@ pub mod files;
 pub mod golden;
 pub mod logging;
 pub mod modules;
+pub mod names;
 pub mod packages;
 pub mod pointers;
 pub mod prose;

@@ -3,7 +3,7 @@
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
 use tonic_rdma_source_rules::{
-    circles, figures, logging, pointers, size, unsafety, width, workflows,
+    circles, figures, logging, names, pointers, size, unsafety, width, workflows,
 };
 
 /// Lines without a finding.
@@ -198,6 +198,58 @@ fn a_full_folder_is_found() {
     assert!(size::full_folders(&sources).is_empty());
     sources.push(file(12));
     assert_eq!(size::full_folders(&sources), [("transport/tonic/src/a".to_owned(), 13)]);
+}
+
+/// The names that break the rule in sources with these paths and texts, and how many files define
+/// them.
+fn ambiguous(sources: &[(&str, &str)]) -> Vec<(String, usize)> {
+    let made_up = |(path, text): &(&str, &str)| Source::new(path, text);
+    let mut sources: Vec<_> = sources.iter().map(made_up).collect();
+    sources.push(Source::new("memory/Cargo.toml", ""));
+    let types = names::types(&sources).expect("made-up sources parse");
+    names::ambiguous(&types).map(|(name, files)| (name.to_owned(), files.len())).collect()
+}
+
+#[test]
+fn a_name_of_three_types_is_found() {
+    let (a, b, c) = ("memory/src/a.rs", "transport/x/src/b.rs", "transport/y/src/c/mod.rs");
+    let chunk = "pub struct Chunk(u8);";
+    assert_eq!(ambiguous(&[(a, chunk), (b, "enum Chunk {}")]), []);
+    for third in ["union Chunk { a: u8 }", "mod inner { pub(crate) struct Chunk<T>(T); }"] {
+        assert_eq!(ambiguous(&[(a, chunk), (b, chunk), (c, third)]), [("Chunk".to_owned(), 3)]);
+    }
+    // One file may define a type for each of several systems, and may use or export others' types.
+    let twice = "#[cfg(unix)] struct Chunk; #[cfg(windows)] struct Chunk;";
+    let uses = "pub use x::Chunk; impl Chunk {} fn f() -> Chunk { m!(struct Chunk;) }";
+    assert_eq!(ambiguous(&[(a, chunk), (b, twice), (c, uses)]), []);
+}
+
+#[test]
+fn a_bare_name_is_found() {
+    let library = "memory/src/a.rs";
+    let one = |name: &str, files| vec![(name.to_owned(), files)];
+    assert_eq!(ambiguous(&[(library, "enum State { A }")]), one("State", 1));
+    assert_eq!(
+        ambiguous(&[(library, "struct Next;"), ("transport/x/src/b.rs", "enum Next {}")]),
+        { one("Next", 2) }
+    );
+    assert_eq!(ambiguous(&[(library, "enum SendState {} enum A { State } type State = A;")]), []);
+}
+
+#[test]
+fn tests_and_other_crates_may_have_any_names() {
+    let library = ("memory/src/a.rs", "#[cfg(test)] mod tests { struct State; enum Kind {} }");
+    let other = [
+        "memory/tests/a.rs",
+        "memory/src/tests/a.rs",
+        "memory/src/b/tests.rs",
+        "memory/src/test_util.rs",
+        "memory/examples/a.rs",
+        "rpc-demo/src/a.rs",
+    ];
+    let mut sources = vec![library];
+    sources.extend(other.map(|path| (path, "struct State; struct Chunk;")));
+    assert_eq!(ambiguous(&sources), []);
 }
 
 #[test]

@@ -71,6 +71,13 @@ fn folders_of_transport_tonic_have_few_files() {
 }
 
 #[test]
+fn names_of_types_mean_one_thing() {
+    let types = findings().types;
+    assert!(types > 500, "only {types} names were looked at");
+    compare("NAMES", known::NAMES, &findings().names);
+}
+
+#[test]
 fn unsafe_is_in_its_places_only() {
     let lines = findings().unsafe_lines;
     assert!(lines > 50, "only {lines} lines with unsafe were looked at where there are many");

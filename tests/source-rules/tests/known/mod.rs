@@ -19,6 +19,9 @@ pub(crate) const LONG: &[&str] = &[];
 /// Folders with too many files.
 pub(crate) const FULL: &[&str] = &[];
 
+/// Files that define types of ambiguous names.
+pub(crate) const NAMES: &[&str] = &[];
+
 /// Files with `unsafe` outside of memory and fabric.
 pub(crate) const UNSAFE: &[&str] = &[];
 
