@@ -1,8 +1,7 @@
 //! Decides with which processes on this host memory may be shared.
 
-use std::io;
-
-use crate::proc_file;
+use std::fs::File;
+use std::io::{self, Read as _};
 
 /// The processes on this host with which memory may be shared. The effective user of a process
 /// decides (SO_PEERCRED, unix(7)).
@@ -117,8 +116,19 @@ impl HostProcess {
 /// Reads field 22 of /proc/pid/stat (proc(5)). Field 2 is the name in parentheses, which may
 /// contain anything.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
-    let stat = proc_file::read(&format!("/proc/{pid}/stat")).ok()?;
+    let stat = read_proc(&format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Initial capacity in bytes, more than the length of the files that are read for each connection.
+/// These files report no length, so `fs::read_to_string` would begin with 32 bytes.
+const PROC_CAPACITY: usize = 4096;
+
+/// Reads a file of /proc, usually with two read(2) calls.
+pub(crate) fn read_proc(path: &str) -> io::Result<String> {
+    let mut text = String::with_capacity(PROC_CAPACITY);
+    File::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]

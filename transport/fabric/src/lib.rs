@@ -90,9 +90,6 @@ pub mod link;
 mod link_config;
 mod never;
 pub mod off_worker;
-mod proc_file;
-#[cfg(all(target_os = "linux", feature = "verbs"))]
-mod processors;
 pub mod provider;
 #[cfg(any(feature = "test-util", all(target_os = "linux", feature = "verbs")))]
 mod queue;

@@ -49,7 +49,6 @@
 //! | `setup` | the result of a handshake |
 //! | `link` | the [`Link`](crate::Link) |
 //! | `ring` | the ring: its layout, its reading and its writing end |
-//! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | the memory of received messages until they are read |
 //! | `memory` | mapped files, and landing chunks |
 //! | `named` | application buffers that the peer maps and writes to |
@@ -67,7 +66,6 @@ mod listener;
 mod memory;
 mod named;
 pub(crate) mod offers;
-mod ready_fd;
 mod recv_slots;
 pub(crate) mod ring;
 mod same_user;

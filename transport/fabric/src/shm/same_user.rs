@@ -24,8 +24,7 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tonic_rdma_memory::PerProcess;
 
-use crate::access::{HostProcess, start_of};
-use crate::proc_file;
+use crate::access::{HostProcess, read_proc, start_of};
 use crate::shm::socket::Socket;
 
 /// Whether this process has no number in a namespace below that of /proc. The value never changes.
@@ -111,7 +110,7 @@ pub(super) fn still_lives(process: HostProcess) -> bool {
 /// Whether `pid` is the only number of the process in the namespace of /proc and the namespaces
 /// below. Any process can read the status file, and reading it does not block.
 fn in_this_namespace(process: &str, pid: u32) -> bool {
-    let status = proc_file::read(&format!("/proc/{process}/status")).unwrap_or_default();
+    let status = read_proc(&format!("/proc/{process}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     pids.is_some_and(|pids| pids.split_whitespace().eq([pid.to_string().as_str()]))
 }
@@ -151,7 +150,7 @@ pub(super) fn is_overflow_user(uid: u32) -> bool {
     /// The kernel's number for such users. It is read once, because each connection needs it
     /// several times.
     static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
-    let read = |path| proc_file::read(path).unwrap_or_default();
+    let read = |path| read_proc(path).unwrap_or_default();
     let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
     stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
 }

@@ -1,8 +1,6 @@
-//! The settings and counters of a simulated network.
+//! The settings, random numbers and counters of a simulated network.
 
 use std::time::Duration;
-
-use crate::sim::faults::injected_bugs::InjectedBug;
 
 /// The settings of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,4 +79,64 @@ pub struct SimStats {
     pub remote_access_errors: u64,
     /// Link ends created.
     pub links: u64,
+}
+
+/// A small seeded generator (splitmix64). The same seed gives the same run.
+#[derive(Debug, Clone)]
+pub(super) struct Rng(u64);
+
+impl Rng {
+    /// Creates a generator. `stream` distinguishes generators with the same seed.
+    pub(super) fn new(seed: u64, stream: u64) -> Rng {
+        let mut rng = Rng(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        rng.next();
+        rng
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number from 0 to `max`, both included.
+    pub(super) fn up_to(&mut self, max: u32) -> u32 {
+        if max == 0 {
+            return 0;
+        }
+        (self.next() % (u64::from(max) + 1)) as u32
+    }
+
+    /// Returns true once in `n` draws on average, and never if `n` is 0.
+    pub(super) fn one_in(&mut self, n: u32) -> bool {
+        n > 0 && self.next().is_multiple_of(u64::from(n))
+    }
+}
+
+/// A bug that breaks a promise of the fabric once, or permanently where stated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InjectedBug {
+    /// From one completion on, the link reports no completions.
+    LoseCompletions,
+    /// A byte of a WRITE changes in transit.
+    FlipWrite,
+    /// The last byte of a SEND changes in transit.
+    FlipSend,
+    /// A WRITE lands after the SEND that follows it.
+    LateWrite,
+    /// A WRITE lands, and lands again after the SEND that follows it.
+    RepeatWrite,
+    /// A SEND is reported as done but does not arrive.
+    LoseSend,
+    /// A SEND arrives twice.
+    RepeatSend,
+    /// A RECV that is posted again is forgotten.
+    LoseRepost,
+    /// A registration is not ended.
+    KeepRegistration,
+    /// A lease is returned while its memory is read.
+    ReturnEarly,
 }

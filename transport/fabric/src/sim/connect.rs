@@ -13,9 +13,8 @@ use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{MAX_PRIVATE_DATA, PeerInfo};
 use crate::link_config::LinkConfig;
-use crate::sim::directory::{Directory, NoListener};
+use crate::sim::directory::{Answer, Directory, NoListener, SimConnectRequest};
 use crate::sim::link::{SimLink, SimSide};
-use crate::sim::request::{Answer, SimConnectRequest};
 use crate::sim::state::DeviceState;
 
 pub(super) async fn connect(

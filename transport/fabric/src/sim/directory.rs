@@ -6,11 +6,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Verb;
 use crate::sim::end::{EndReason, SimEnd, Status};
-use crate::sim::request::SimConnectRequest;
 use crate::sim::state::DeviceState;
 
 /// Maximum number of connect requests that wait at one listener. Further requests are refused.
@@ -132,4 +131,22 @@ impl Directory {
         self.lock().listeners.retain(|at, _| at.ip() != device.addr);
         self.each_end(device, |end| end.end(EndReason::Removed));
     }
+}
+
+/// A client's request to a listener.
+#[derive(Debug)]
+pub(super) struct SimConnectRequest {
+    pub(super) private_data: Vec<u8>,
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) end: Arc<SimEnd>,
+    /// Sends the answer. If this sender is dropped, the request counts as rejected.
+    pub(super) answer: oneshot::Sender<Answer>,
+}
+
+/// The answer of the accepting side.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Accepted { end: Arc<SimEnd>, private_data: Vec<u8>, established: oneshot::Sender<()> },
+    Rejected { private_data: Vec<u8> },
 }

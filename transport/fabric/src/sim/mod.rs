@@ -31,7 +31,6 @@
 //! # }
 //! ```
 
-mod audit;
 mod config;
 mod connect;
 mod directory;
@@ -43,13 +42,10 @@ mod loans;
 mod memory;
 mod net;
 mod observer;
-mod request;
-mod rng;
 mod state;
 
-pub use self::config::{SimConfig, SimStats};
+pub use self::config::{InjectedBug, SimConfig, SimStats};
 pub use self::connect::{SimIncoming, SimListener};
-pub use self::faults::injected_bugs::InjectedBug;
 pub use self::instant::{InstantCounts, InstantLink, InstantPeer};
 pub use self::link::SimLink;
 pub use self::net::{SimDevice, SimNet};

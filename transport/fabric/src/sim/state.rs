@@ -7,12 +7,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::sim::config::{SimConfig, SimStats};
-use crate::sim::faults::device_faults::Faults;
-use crate::sim::faults::injected_bugs::InjectedBug;
-use crate::sim::memory::table::RegionTable;
+use crate::sim::config::{InjectedBug, Rng, SimConfig, SimStats};
+use crate::sim::faults::Faults;
+use crate::sim::memory::RegionTable;
 use crate::sim::observer::{Event, Observer};
-use crate::sim::rng::Rng;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {

@@ -18,13 +18,13 @@ use crate::link_config::LinkConfig;
 use crate::off_worker::run_on_thread;
 use crate::reject_reason::RejectReason;
 use crate::turn;
+use crate::verbs::bring_up::PendingLink;
 use crate::verbs::cm::hub::CmEvent;
-use crate::verbs::cm::id::{CmId, name};
+use crate::verbs::cm::{CmId, name};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
-use crate::verbs::pending::PendingLink;
 use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the

@@ -19,9 +19,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{PortState, Transport};
 use crate::error::{FabricError, Verb};
-use crate::verbs::cm::id::CmId;
+use crate::verbs::cm::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 use crate::verbs::siw::Cover;
 
 /// The vendor id that the siw driver reports ("bmt").

@@ -19,16 +19,16 @@ use crate::link::{
     Caps, Completion, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 use crate::link_config::LinkConfig;
-use crate::processors;
 use crate::queue::{HeldMemory, SendQueue};
 use crate::turn;
-use crate::verbs::cm::id::{CmId, name};
+use crate::verbs::cm::{CmId, name};
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, PROBE, PROOF, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
-use crate::verbs::discovery::lib_probe::is_inherited;
-use crate::verbs::path_proof::PathProof;
+use crate::verbs::discovery::is_inherited;
+use crate::verbs::queue_pair::path_mtu::PathProof;
 use crate::verbs::queue_pair::post::{Batch, Operation, SendWorkRequest};
-use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
+use crate::verbs::queue_pair::{Qp, QpCapacity};
+use crate::verbs::wake_cost::{host_has_one, process_has_one};
 use crate::verbs::{siw, wake_cost};
 use crate::wake_gate::WakeGate;
 
@@ -158,7 +158,7 @@ impl VerbsLink {
             qp,
             memory: ManuallyDrop::new(PostedMemory { sq, block, proof: Some(proof) }),
             batch: Batch::default(),
-            busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
+            busy_poll: (!config.busy_poll_limit.is_zero() && !process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
             polls_on: false,
             early_completions: Vec::new(),
@@ -681,7 +681,7 @@ impl Link for VerbsLink {
     }
 
     fn shares_processor(&self) -> bool {
-        processors::host_has_one()
+        host_has_one()
             && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())
     }
 

@@ -13,13 +13,13 @@ use tonic_rdma_memory::Pool;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link_config::LinkConfig;
 use crate::turn;
+use crate::verbs::bring_up::PendingLink;
 use crate::verbs::cm::hub::BACKLOG;
-use crate::verbs::cm::id::{CmId, name};
+use crate::verbs::cm::{CmId, name};
 use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
-use crate::verbs::pending::PendingLink;
 
 /// A listener over verbs.
 #[derive(Debug)]

@@ -30,8 +30,8 @@ use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
 
 use crate::verbs::context::DeviceContext;
-use crate::verbs::discovery::lib_probe::is_inherited;
-use crate::verbs::queue_pair::qp::queue_bytes;
+use crate::verbs::discovery::is_inherited;
+use crate::verbs::queue_pair::queue_bytes;
 
 /// Registers memory in a device's protection domain.
 #[derive(Clone)]

@@ -10,9 +10,9 @@ use rdma_sys::{ibv_access_flags, ibv_qp_type};
 
 use crate::error::{FabricError, Verb};
 use crate::self_test::{DeviceLimits, SelfTest, SelfTestStep};
+use crate::verbs::discovery;
 use crate::verbs::discovery::attributes::ports;
 use crate::verbs::discovery::device_list::{List, device_name};
-use crate::verbs::discovery::lib_probe;
 
 /// Length in bytes of the region that is registered. One page shows whether the device registers
 /// memory at all. The pool reports how much memory may be pinned.
@@ -64,7 +64,7 @@ struct Page([u8; REGION]);
 /// # Errors
 /// rdma-core is missing, or lists no such device.
 pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
-    lib_probe::probe()?;
+    discovery::probe()?;
     let list = List::new().map_err(|source| FabricError::Verb {
         verb: Verb::Call("ibv_get_device_list"),
         device: "any device".to_owned(),

@@ -17,7 +17,7 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 
 /// Length in bytes from which Soft-iWARP sends unsignalled payload in place: the smallest page
 /// (SENDPAGE_THRESH in the kernel's siw.h is PAGE_SIZE).

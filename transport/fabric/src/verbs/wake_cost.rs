@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::thread::CpuSet;
+use tonic_rdma_memory::PerProcess;
 
 /// The cost before the first measurement, and the minimum. Every wake-up includes an interrupt, a
 /// completion channel and epoll.
@@ -132,6 +133,24 @@ fn pin_to(processor: usize) -> rustix::io::Result<()> {
     let mut only = CpuSet::new();
     only.set(processor);
     rustix::thread::sched_setaffinity(None, &only)
+}
+
+/// Whether this host has a single processor. The answer is determined once.
+pub(crate) fn host_has_one() -> bool {
+    static ONE: PerProcess<bool> = PerProcess::new(|| {
+        // SAFETY: sysconf takes no pointer; this rests on no rule.
+        unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) == 1 }
+    });
+    *ONE
+}
+
+/// Whether this process may use only one processor, because of its affinity or its control group.
+/// The answer is determined once.
+pub(crate) fn process_has_one() -> bool {
+    static ONE: PerProcess<bool> = PerProcess::new(|| {
+        std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1)
+    });
+    *ONE
 }
 
 #[cfg(test)]

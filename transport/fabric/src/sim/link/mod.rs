@@ -21,19 +21,15 @@ use crate::link::{Caps, Completion, Lent, Link, PROBE_LIMIT, PeerInfo, Posted, S
 use crate::link_config::LinkConfig;
 use crate::queue::{HeldMemory, SendQueue};
 use crate::returns::Returns;
-use crate::sim::audit::Checksums;
+use crate::sim::config::{InjectedBug, Rng};
 use crate::sim::end::{EndReason, SimEnd, Status};
-use crate::sim::faults::delay::Delay;
-use crate::sim::faults::injected_bugs::InjectedBug;
-use crate::sim::link::unordered::Unordered;
-use crate::sim::link::work::{SimWorkRequest, Source, write_source};
+use crate::sim::faults::Delay;
+use crate::sim::link::work::{Checksums, SimWorkRequest, Source, Unordered, write_source};
 use crate::sim::loans::to_lend_on;
 use crate::sim::observer::{EndId, Event};
-use crate::sim::rng::Rng;
 use crate::sim::state::{Counters, DeviceState};
 use crate::timer::Timer;
 
-mod unordered;
 mod work;
 
 /// One in this many offers of memory is declined.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
-use crate::sim::faults::injected_bugs::InjectedBug;
-use crate::sim::memory::table::rkey_of;
+use crate::sim::config::InjectedBug;
+use crate::sim::memory::rkey_of;
 use crate::sim::observer::Event;
 use crate::sim::state::DeviceState;
 

@@ -1,6 +1,6 @@
 //! Event channels of rdma_cm, and the library's object for each id.
 
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;

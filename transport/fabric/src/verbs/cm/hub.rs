@@ -13,7 +13,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
 use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 
 /// Maximum number of connect requests that wait to be accepted. Further requests are rejected.
 pub(crate) const BACKLOG: usize = 128;

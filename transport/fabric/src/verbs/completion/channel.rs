@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::verbs::context::DeviceContext;
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 
 /// A completion channel. Its descriptor does not block.
 pub(super) struct CompChannel {

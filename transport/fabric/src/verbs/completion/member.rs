@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 use crate::verbs::completion::dispatch::{Armed, Completed, MemberId, Polled, Sleep};
 use crate::verbs::completion::shard::{SharedCq, wake_all};
 use crate::verbs::context::DeviceContext;
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 
 /// Entries of a queue that are reserved for a queue pair to be made.
 #[derive(Debug)]

@@ -1,13 +1,11 @@
 //! The completion queues of a device in one runtime. The queues share a channel and a task that
 //! waits for events of this channel.
 
-use std::io;
-use std::mem;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll, Waker, ready};
-use std::{fmt, future};
+use std::{fmt, future, io, mem};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -15,12 +13,12 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
 use crate::turn;
+use crate::verbs::completion::Cq;
 use crate::verbs::completion::async_events::AsyncEvents;
 use crate::verbs::completion::channel::CompChannel;
-use crate::verbs::completion::cq::Cq;
 use crate::verbs::completion::dispatch::{Dispatch, Failure, ReactorStep};
 use crate::verbs::context::DeviceContext;
-use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::discovery::is_inherited;
 
 /// A new queue has room for this many queue pairs of the size of its first queue pair. The queue
 /// has more room if the shard already has a large queue.

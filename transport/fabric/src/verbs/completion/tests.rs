@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
 use proptest::prelude::*;
+use rdma_sys::ibv_wc_status;
 
 use crate::verbs::completion::dispatch::{
-    Armed, BATCH, Completed, Dispatch, Failure, MemberId, Polled, Queue, ReactorStep, Sleep,
+    Armed, BATCH, Completed, Dispatch, Failure, MemberId, Polled, Queue, RECV, ReactorStep, Sleep,
 };
 
 #[derive(Debug)]
@@ -514,4 +516,35 @@ proptest! {
             prop_assert_eq!(&pair.got, &all);
         }
     }
+}
+
+#[test]
+fn the_length_is_read_of_received_messages_alone() {
+    const GARBAGE: u32 = 0xdead_beef;
+    let read = |wr_id: u64, status: u32| {
+        let mut wc = MaybeUninit::<rdma_sys::ibv_wc>::uninit();
+        let at = wc.as_mut_ptr();
+        // SAFETY: the fields lie in `wc`. Only those are written that verbs defines for an
+        // error, and the length.
+        unsafe {
+            (&raw mut (*at).wr_id).write(wr_id);
+            (&raw mut (*at).status).write(status);
+            (&raw mut (*at).vendor_err).write(7);
+            (&raw mut (*at).qp_num).write(9);
+            (&raw mut (*at).byte_len).write(GARBAGE);
+            super::read(&wc)
+        }
+    };
+    let ok = ibv_wc_status::IBV_WC_SUCCESS;
+    // IBV_WC_REM_ACCESS_ERR of verbs.h.
+    let refused = 10;
+    for error in [ibv_wc_status::IBV_WC_WR_FLUSH_ERR, refused] {
+        for wr_id in [RECV | 3, 3] {
+            let completed = read(wr_id, error);
+            assert_eq!((completed.byte_len, completed.is_message), (0, true));
+            assert_eq!((completed.qp_num, completed.wr_id, completed.vendor_err), (9, wr_id, 7));
+        }
+    }
+    assert_eq!(read(3, ok).byte_len, 0);
+    assert_eq!(read(RECV | 3, ok).byte_len, GARBAGE);
 }

@@ -10,11 +10,11 @@ use crate::addr::LocalNetwork;
 use crate::device::{DeviceInfo, LocalAddress, PortInfo, Transport};
 use crate::error::{FabricError, Verb};
 use crate::verbs::addr::local_networks;
+use crate::verbs::cm::CmId;
 use crate::verbs::cm::channel::Channel;
-use crate::verbs::cm::id::CmId;
+use crate::verbs::discovery;
 use crate::verbs::discovery::attributes::{context_name, is_iwarp, ports};
 use crate::verbs::discovery::device_list::{List, device_name, no_channel};
-use crate::verbs::discovery::lib_probe;
 
 /// Lists all RDMA devices of this host, usable or not, in the order of their names.
 ///
@@ -22,7 +22,7 @@ use crate::verbs::discovery::lib_probe;
 /// rdma-core is missing, or the connection manager cannot be used. On a host without devices the
 /// list is empty.
 pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
-    lib_probe::probe()?;
+    discovery::probe()?;
     let list = match List::new() {
         Ok(list) => list,
         // If the kernel has no RDMA, libibverbs reports an error instead of an empty list.
@@ -67,7 +67,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
 /// # Errors
 /// Those of [`devices`].
 pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
-    lib_probe::probe()?;
+    discovery::probe()?;
     let channel = match Channel::new().map_err(no_channel) {
         Ok(channel) => channel,
         Err(FabricError::NoDevice) => return Ok(Vec::new()),
@@ -88,7 +88,7 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
 /// Returns the given addresses of this host with the names of their devices. Addresses whose device
 /// cannot be determined are left out.
 pub(crate) fn places(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, String)> {
-    if addresses.is_empty() || lib_probe::probe().is_err() {
+    if addresses.is_empty() || discovery::probe().is_err() {
         return Vec::new();
     }
     let Ok(channel) = Channel::new() else { return Vec::new() };

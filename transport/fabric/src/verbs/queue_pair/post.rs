@@ -5,7 +5,7 @@ use std::{fmt, io, ptr};
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
 use crate::verbs::completion::dispatch::{PROBE, PROOF};
-use crate::verbs::queue_pair::qp::Qp;
+use crate::verbs::queue_pair::Qp;
 
 /// The operation of a work request.
 #[derive(Debug, Clone, Copy)]
