@@ -7,7 +7,7 @@ use tonic_rdma_proto::{Connection, GrantMemory, LandingWant, StreamId, WantKey};
 use crate::connection::call::streams::Streams;
 use crate::connection::driver::handle::ReadyTasks;
 use crate::connection::lifecycle::Lifecycle;
-use crate::connection::receive::landing::{Granted, LandingMemory};
+use crate::connection::receive::{Granted, LandingMemory};
 use crate::connection::send::link_io::LinkIo;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;

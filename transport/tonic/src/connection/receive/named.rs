@@ -19,9 +19,8 @@ use tonic_rdma_proto::{Connection, GrantMemory, NamedWant, ResetCode, Side, Stre
 
 use crate::connection::call::streams::Streams;
 use crate::connection::receive::grant::Granter;
-use crate::connection::receive::landing::{Granted, LandingMemory, Naming, NamingStep};
-use crate::land_in::Claimed;
-use crate::land_in::WhyCopied;
+use crate::connection::receive::{Granted, LandingMemory, Naming, NamingStep};
+use crate::land_in::{Claimed, WhyCopied};
 
 impl LandingMemory {
     /// Names a buffer for the data that is received on this newly opened stream.

@@ -7,8 +7,8 @@ use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::call::streams::Streams;
 use crate::connection::driver::handle::ReadyTasks;
+use crate::connection::receive::LandingMemory;
 use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
-use crate::connection::receive::landing::LandingMemory;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {

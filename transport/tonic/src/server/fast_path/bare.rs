@@ -10,7 +10,8 @@ use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-use super::{ACCEPT_LIMIT, FastPath, Turn, draining, reject_for};
+use super::admission::{Turn, reject_for};
+use super::{ACCEPT_LIMIT, FastPath, draining};
 use crate::bootstrap::tickets::BARE_LIMIT;
 use crate::path::from_error;
 

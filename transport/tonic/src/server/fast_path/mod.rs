@@ -1,9 +1,9 @@
 //! A server's fast path: its listeners, tickets and admitted connections.
 
+pub(super) mod admission;
 #[cfg(feature = "measure")]
 mod bare;
 mod listeners;
-mod rejects;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport,
 };
@@ -20,8 +20,8 @@ use tonic_rdma_memory::{LogThrottle, Pool, throttled};
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, PeerSettings, Reject, Side};
 
+use self::admission::{ConnectionLimits, redeem, reject_for};
 use self::listeners::{ListenerKey, Listeners};
-use self::rejects::{redeem, reject_for};
 use crate::bootstrap::connection::Handshakes;
 use crate::bootstrap::service::{Listening, Offer, Offering};
 #[cfg(feature = "measure")]
@@ -35,19 +35,12 @@ use crate::executor::boxed;
 use crate::path::Path;
 use crate::path::policy::{FabricKind, Plaintext};
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::builder::{MAX_CONNECTIONS, ServerSettings};
+use crate::server::builder::ServerSettings;
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
 /// Time limit for an accepted connection to be established.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
-/// Default maximum number of handshakes in progress.
-const MAX_HANDSHAKES: usize = 64;
-/// Number of handshakes that may wait for their turn, for each handshake that may be in progress.
-const WAITING_FOR_EACH: usize = 16;
-/// Time limit of the wait for a turn. Clients give up earlier, unless they are configured
-/// otherwise.
-const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);
@@ -368,58 +361,6 @@ impl FastPath {
             () = too_old => tracing::debug!(peer = %ends, "fast path closed: too old"),
         }
     }
-}
-
-/// Limits on connections and handshakes.
-///
-/// | a connect request | until | beyond the limit |
-/// |---|---|---|
-/// | has a place | its handshake is over | refused without a look-up |
-/// | is of a client with a ticket | its handshake is over | refused, because a client may have few at a time |
-/// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
-/// | is a connection | it ends | refused |
-pub(super) struct ConnectionLimits {
-    connections: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
-    /// Handshakes in progress, and requests that wait for their turn.
-    waiting: Arc<Semaphore>,
-    /// Bare connections in progress.
-    #[cfg(feature = "measure")]
-    bare: Arc<Semaphore>,
-}
-
-impl ConnectionLimits {
-    pub(super) fn new(settings: &ServerSettings) -> Self {
-        let permits = |set: Option<usize>, default| {
-            Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
-        };
-        let most = settings.max_handshakes.unwrap_or(MAX_HANDSHAKES);
-        Self {
-            connections: permits(settings.max_connections, MAX_CONNECTIONS),
-            handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
-            waiting: permits(Some(most.saturating_mul(1 + WAITING_FOR_EACH)), 0),
-            #[cfg(feature = "measure")]
-            bare: Arc::new(Semaphore::new(1)),
-        }
-    }
-
-    /// Waits for the turn of a request that has this place. `own` counts the client's handshakes.
-    /// Returns `None` if the client has too many handshakes, or if the turn does not come within
-    /// [`TURN_LIMIT`].
-    async fn turn(&self, place: OwnedSemaphorePermit, own: Option<Handshakes>) -> Option<Turn> {
-        let own = match own {
-            Some(Handshakes(own)) => Some(own.try_acquire_owned().ok()?),
-            None => None,
-        };
-        let turn = self.handshakes.clone().acquire_owned();
-        let turn = tokio::time::timeout(TURN_LIMIT, turn).await.ok()?.ok()?;
-        Some(Turn { _permits: (turn, place, own) })
-    }
-}
-
-/// A handshake in progress, until dropped.
-struct Turn {
-    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
 /// Listens on `addr`, or on a free port if the port of `addr` is taken or shared with TCP (iWARP).

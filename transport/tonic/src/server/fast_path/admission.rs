@@ -1,15 +1,86 @@
-//! Rejections of clients that do not get a connection.
+//! The limits on connections and handshakes, and the rejections of clients that do not get a
+//! connection.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::Extensions;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic_rdma_memory::PoolError;
 use tonic_rdma_proto::Reject;
 
+use crate::bootstrap::connection::Handshakes;
 use crate::bootstrap::service::StaysOnHost;
 use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
 use crate::path::policy::Plaintext;
 use crate::path::reason::ReasonCode;
 use crate::path::{Path, from_error};
+use crate::server::builder::{MAX_CONNECTIONS, ServerSettings};
+
+/// Default maximum number of handshakes in progress.
+const MAX_HANDSHAKES: usize = 64;
+/// Number of handshakes that may wait for their turn, for each handshake that may be in progress.
+const WAITING_FOR_EACH: usize = 16;
+/// Time limit of the wait for a turn. Clients give up earlier, unless they are configured
+/// otherwise.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Limits on connections and handshakes.
+///
+/// | a connect request | until | beyond the limit |
+/// |---|---|---|
+/// | has a place | its handshake is over | refused without a look-up |
+/// | is of a client with a ticket | its handshake is over | refused, because a client may have few at a time |
+/// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
+/// | is a connection | it ends | refused |
+pub(crate) struct ConnectionLimits {
+    pub(super) connections: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
+    /// Handshakes in progress, and requests that wait for their turn.
+    pub(super) waiting: Arc<Semaphore>,
+    /// Bare connections in progress.
+    #[cfg(feature = "measure")]
+    pub(super) bare: Arc<Semaphore>,
+}
+
+impl ConnectionLimits {
+    pub(crate) fn new(settings: &ServerSettings) -> Self {
+        let permits = |set: Option<usize>, default| {
+            Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
+        };
+        let most = settings.max_handshakes.unwrap_or(MAX_HANDSHAKES);
+        Self {
+            connections: permits(settings.max_connections, MAX_CONNECTIONS),
+            handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
+            waiting: permits(Some(most.saturating_mul(1 + WAITING_FOR_EACH)), 0),
+            #[cfg(feature = "measure")]
+            bare: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Waits for the turn of a request that has this place. `own` counts the client's handshakes.
+    /// Returns `None` if the client has too many handshakes, or if the turn does not come within
+    /// [`TURN_LIMIT`].
+    pub(super) async fn turn(
+        &self,
+        place: OwnedSemaphorePermit,
+        own: Option<Handshakes>,
+    ) -> Option<Turn> {
+        let own = match own {
+            Some(Handshakes(own)) => Some(own.try_acquire_owned().ok()?),
+            None => None,
+        };
+        let turn = self.handshakes.clone().acquire_owned();
+        let turn = tokio::time::timeout(TURN_LIMIT, turn).await.ok()?.ok()?;
+        Some(Turn { _permits: (turn, place, own) })
+    }
+}
+
+/// A handshake in progress, until dropped.
+pub(super) struct Turn {
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+}
 
 /// The rejection if this process has no room for a connection.
 pub(super) fn reject_for(error: &PoolError) -> Reject {
