@@ -254,6 +254,19 @@ pub struct Sizes {
     pub lendable: bool,
 }
 
+/// Bytes of blocks that share a page if the page is longer. A connection at rest has a block of 8
+/// KiB over RDMA, and a block of 4 KiB over shared memory.
+const SMALL_CONTROL: [usize; 5] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
+/// The page size of most systems. On such systems each block gets separate pages.
+const USUAL_PAGE: usize = 4 << 10;
+
+/// The size classes of control blocks, and the size of their arenas in bytes. A longer block has a
+/// dedicated arena, because a control block lasts as long as its connection.
+pub(crate) fn control_classes(page: usize) -> (Vec<usize>, usize) {
+    let small = |slot: &usize| page > USUAL_PAGE && *slot < page;
+    (SMALL_CONTROL.into_iter().filter(small).collect(), page)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -50,7 +50,6 @@ mod copy;
 #[cfg(feature = "io-uring")]
 pub mod disk;
 mod error;
-#[cfg_attr(not(unix), path = "region/elsewhere/file.rs")]
 mod file;
 mod landing;
 mod ledger;
@@ -83,8 +82,7 @@ pub use memlock::Memlock;
 pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;
 pub use process::{Forked, Owned, PerProcess, Process};
-pub use region::landable::LandableBuf;
-pub use region::lendable::{LendableBuf, LendableMemory};
+pub use region::lendable::{LandableBuf, LendableBuf, LendableMemory};
 pub use region::memfd;
 pub use region::page::HugePages;
 pub use region::random_address::random_iova;

@@ -6,9 +6,6 @@
 //! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so the
 //! capability of a rootless container does not count.
 
-#[cfg_attr(not(target_os = "linux"), path = "memlock/elsewhere.rs")]
-mod rlimit;
-
 use std::io;
 
 /// Limits and use of pinned memory in this process, in bytes.
@@ -81,6 +78,82 @@ fn has_ipc_lock(status: &str) -> bool {
 /// PROC_USER_INIT_INO. A kernel that gives no name has no other user namespace.
 fn is_initial(user_namespace: &str) -> bool {
     user_namespace.is_empty() || user_namespace == "user:[4026531837]"
+}
+
+/// RLIMIT_MEMLOCK of this process (getrlimit(2)), and its status (proc(5)).
+#[cfg(target_os = "linux")]
+mod rlimit {
+    use std::{fs, io};
+
+    /// The soft and the hard limit; `None` means unlimited.
+    pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
+        let limit = getrlimit()?;
+        Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))
+    }
+
+    /// Raises the soft limit to the hard limit. A limit that cannot be raised stays as it is.
+    pub(super) fn raise() -> io::Result<()> {
+        let mut limit = getrlimit()?;
+        if limit.rlim_cur != limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            // SAFETY: limit is a valid rlimit; setrlimit reads it only.
+            if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
+                let error = io::Error::last_os_error();
+                tracing::debug!(%error, "RLIMIT_MEMLOCK stays at its soft limit");
+            }
+        }
+        Ok(())
+    }
+
+    /// The text of /proc/self/status.
+    pub(super) fn status() -> io::Result<String> {
+        fs::read_to_string("/proc/self/status")
+    }
+
+    /// The name of this process's user namespace, or an empty string if the kernel gives none.
+    pub(super) fn user_namespace() -> String {
+        let name = fs::read_link("/proc/self/ns/user").unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    fn getrlimit() -> io::Result<libc::rlimit> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: limit is a valid rlimit for getrlimit to fill.
+        match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+            0 => Ok(limit),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn finite(limit: libc::rlim_t) -> Option<u64> {
+        (limit != libc::RLIM_INFINITY).then_some(limit)
+    }
+}
+
+/// Systems other than Linux, where nothing is pinned and so nothing is limited.
+#[cfg(not(target_os = "linux"))]
+mod rlimit {
+    use std::io;
+
+    /// Returns no soft and no hard limit.
+    pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
+        Ok((None, None))
+    }
+
+    /// Does nothing, because there is no limit.
+    pub(super) fn raise() -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Returns an empty name, because there are no namespaces.
+    pub(super) fn user_namespace() -> String {
+        String::new()
+    }
+
+    /// Returns an empty status.
+    pub(super) fn status() -> io::Result<String> {
+        Ok(String::new())
+    }
 }
 
 #[cfg(test)]

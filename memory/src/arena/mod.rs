@@ -16,7 +16,6 @@
 //!
 //! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
-mod control;
 mod peers;
 #[cfg(test)]
 mod tests;
@@ -33,6 +32,7 @@ use crossbeam_queue::SegQueue;
 use slab::Slab;
 
 pub(crate) use self::wait_queue::WaitQueue;
+use crate::config::control_classes;
 use crate::error::PoolError;
 use crate::ledger::Ledger;
 use crate::region::Region;
@@ -160,7 +160,7 @@ impl Arenas {
     /// Creates an empty set, whose mappings are whole pages of `page` bytes.
     fn with_page(usage: Use, budget: usize, ledger: Arc<Ledger>, page: usize) -> Self {
         let (slots, arena_bytes) = match usage {
-            Use::Control => control::classes(page),
+            Use::Control => control_classes(page),
             // The classes whose slots fit the budget at least twice.
             _ => (
                 CLASSES.into_iter().filter(|slot| *slot <= budget / 2).collect(),

@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::pinned::PinnedBuf;
 use crate::arena::Arenas;
+use crate::buf::PinnedBuf;
 use crate::error::PoolError;
 use crate::process::Forked;
 

@@ -13,8 +13,8 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 use slab::Slab;
 
 use super::fixed::FixedBuffers;
-use super::transfer::{Completer, Transfer, transfer};
 use crate::buf::PinnedBuf;
+use crate::disk::{Completer, Transfer, transfer};
 use crate::process::Process;
 
 /// The maximum length of one transfer in bytes: the kernel's limit, in whole pages.

@@ -9,6 +9,11 @@
 //! If the pool has a landing thread (`ledger::landing_thread`), that thread deregisters and unmaps
 //! a chunk. The thread that drops the chunk's last holder does not do this work. The chunk belongs
 //! to its lease until it is unmapped.
+//!
+//! [`Freeing`] counts chunks that are queued for the landing thread to free. Until the thread has
+//! freed this memory, its bytes are missing from the budget and stay pinned.
+//! Code that decides whether memory is short counts these bytes as free. Otherwise connections
+//! would give up memory for a connection that is about to get these bytes.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -16,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use super::chunk_bitmap::ChunkBitmap;
-use super::freeing::Freeing;
 use crate::error::{PoolError, RegisterError};
 use crate::ledger::{LandingWaiter, Ledger};
 use crate::region::Region;
@@ -182,5 +186,37 @@ impl Drop for Chunk {
         self.ledger().index.remove(self.region().start());
         // SAFETY: this is the only place that takes it, and the chunk is not used afterwards (R8).
         unsafe { ManuallyDrop::take(&mut self.memory) }.free();
+    }
+}
+
+/// A chunk that is queued to be freed. This value is dropped after the chunk has been unmapped and
+/// before the budget gets its bytes. So a waiter that still saw the bytes here is woken when the
+/// budget gets them.
+#[derive(Debug)]
+pub(super) struct Freeing {
+    len: usize,
+    waiter: Arc<LandingWaiter>,
+    ledger: Arc<Ledger>,
+}
+
+impl Freeing {
+    pub(super) fn begin(ledger: &Arc<Ledger>, waiter: &Arc<LandingWaiter>, len: usize) -> Freeing {
+        let freeing = Freeing { len, waiter: waiter.clone(), ledger: ledger.clone() };
+        for counter in freeing.counters() {
+            counter.fetch_add(len, SeqCst);
+        }
+        freeing
+    }
+
+    fn counters(&self) -> [&AtomicUsize; 2] {
+        [&self.waiter.freeing, &self.ledger.budgets.freeing]
+    }
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        for counter in self.counters() {
+            counter.fetch_sub(self.len, SeqCst);
+        }
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::allocator::Landing;
 use super::chunk::Lease;
 use super::making::{AllocKind, AllocRequest, Failed, Making};
 use crate::error::RegisterError;
+use crate::landing::Landing;
 use crate::ledger::Waiting;
 
 impl Landing {

@@ -28,8 +28,8 @@
 
 use std::cmp::Reverse;
 
-use super::allocator::Landing;
 use super::piece::LandingBuf;
+use crate::landing::Landing;
 use crate::ledger::MIN_SHARE;
 
 /// The chunks that a connection has to return: see [`Landing::enforce_share`].

@@ -6,22 +6,18 @@
 //! | file | what |
 //! |---|---|
 //! | `budgets` | how much of each budget is mapped |
-//! | `counters` | the counters behind [`PoolStats`](crate::PoolStats) |
 //! | `index` | finds the lkey and the iova of an address |
 //! | `landing_budget` | the landing budget, which RLIMIT_MEMLOCK may lower |
 //! | `landing_thread` | the thread that makes and frees landing memory |
 //! | `landing_waiters` | wakes the connections that wait for landing memory |
-//! | `others_wait` | how long a pool waits for memory that other pools return |
 //! | `pinning_pools` | the pools of the process, which share RLIMIT_MEMLOCK |
 //! | `waiter_count` | the number of waiters, counted so that no wake-up is lost |
 
 mod budgets;
-mod counters;
 mod index;
 mod landing_budget;
 mod landing_thread;
 mod landing_waiters;
-mod others_wait;
 mod pinning_pools;
 mod waiter_count;
 
@@ -32,7 +28,6 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use self::budgets::Budgets;
-use self::counters::Counters;
 use self::index::Index;
 pub(crate) use self::index::{Found, KeepAlive, Keys};
 use self::landing_budget::LandingBudget;
@@ -47,7 +42,7 @@ use crate::process::Process;
 use crate::region::Region;
 use crate::region::file_limit::longest_file;
 use crate::registrar::Registrar;
-use crate::stats::Use;
+use crate::stats::{Counters, Use};
 
 /// The accounting of one pool.
 pub(crate) struct Ledger {

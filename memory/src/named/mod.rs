@@ -40,7 +40,7 @@ pub use self::grant::{NamedGrant, NamedRegistration};
 use self::pinned::Pinned;
 use crate::file::OwnedFd;
 use crate::landing::Landed;
-use crate::region::landable::LandableBuf;
+use crate::region::lendable::LandableBuf;
 
 /// An application buffer in which the longest `bytes` field of a message lands. Cheap to clone.
 #[derive(Clone)]

@@ -7,15 +7,13 @@
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
 //! | `file_limit` | RLIMIT_FSIZE, and signals that end system calls |
-//! | `landable` | application memory that peers on this host can write to |
-//! | `lendable` | application memory that can be lent to peers on this host |
+//! | `lendable` | application memory that peers on this host can write to, or that can be lent to them |
 //!
 //! Systems other than Linux only have ordinary memory, which no peer maps. On these systems, the
 //! files in `elsewhere` replace the files of the same names.
 
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/file_limit.rs")]
 pub(crate) mod file_limit;
-pub(crate) mod landable;
 pub(crate) mod lendable;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/mapping.rs")]
 pub(crate) mod mapping;
