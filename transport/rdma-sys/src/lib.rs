@@ -2,8 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `library` | opens a library, and looks up functions in it |
-//! | `elf` | finds a library that is present, but for another processor |
+//! | `library` | opens a library, or finds it for another processor, and looks up functions in it |
 //! | `error` | why the libraries cannot be used |
 //! | `functions` | the table: each function, its version, and whether a library may lack it; filled once |
 //! | `inline` | functions that verbs.h defines as inline: they call the device's driver |
@@ -46,8 +45,6 @@ mod abi;
 mod cm;
 #[cfg(target_os = "linux")]
 mod device;
-#[cfg(target_os = "linux")]
-mod elf;
 #[cfg(target_os = "linux")]
 mod functions;
 #[cfg(target_os = "linux")]

@@ -1,9 +1,15 @@
 //! Opens a library, and looks up functions in it.
+//!
+//! The dynamic linker skips a library for another processor and reports that there is no such file.
+//! The report misleads a user who sees the file, so the error names such a library.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, OsStr, c_void};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use crate::elf;
 use crate::error::LoadError;
 
 /// A library that stays loaded until the process ends.
@@ -28,7 +34,7 @@ impl Library {
         }
         let mut words = dlerror();
         // The dynamic linker skips a file for another processor, and reports it as missing.
-        if let Some((path, machine)) = elf::foreign(file) {
+        if let Some((path, machine)) = foreign(file) {
             words += &format!(" ({} is for {machine})", path.display());
         }
         Err(LoadError::Library { library: name, dlerror: words })
@@ -76,6 +82,54 @@ fn dlerror() -> String {
             true => "the dynamic linker does not say why".to_owned(),
             false => CStr::from_ptr(words).to_string_lossy().into_owned(),
         }
+    }
+}
+
+/// Returns a file that has the library's name but is for another processor, and the name of that
+/// processor.
+pub(crate) fn foreign(library: &CStr) -> Option<(PathBuf, String)> {
+    let library = Path::new(OsStr::from_bytes(library.to_bytes()));
+    let candidates = match library.components().count() {
+        0 | 1 => directories().into_iter().map(|directory| directory.join(library)).collect(),
+        _ => vec![library.to_owned()],
+    };
+    candidates.into_iter().find_map(|path| machine(&path).map(|machine| (path, machine)))
+}
+
+/// The directories that the dynamic linker searches, and Debian's directories for each processor.
+fn directories() -> Vec<PathBuf> {
+    let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let mut directories: Vec<PathBuf> = std::env::split_paths(&listed).collect();
+    for root in ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"] {
+        directories.push(root.into());
+        let inside = fs::read_dir(root).into_iter().flatten().flatten();
+        directories.extend(
+            inside
+                .filter(|entry| entry.file_name().to_string_lossy().contains("-linux-"))
+                .map(|entry| entry.path()),
+        );
+    }
+    directories
+}
+
+/// The name of a shared object's processor, if it differs from this machine's processor.
+fn machine(path: &Path) -> Option<String> {
+    let mut header = [0; 20];
+    File::open(path).ok()?.read_exact(&mut header).ok()?;
+    let [0x7f, b'E', b'L', b'F', class, order, .., low, high] = header else { return None };
+    let number = if order == 2 { [high, low] } else { [low, high] };
+    let number = u16::from_le_bytes(number);
+    const NATIVE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    match (number, class) {
+        (NATIVE, 2) => None,
+        (3, _) => Some("x86".to_owned()),
+        (21, _) => Some("PowerPC".to_owned()),
+        (22, _) => Some("S/390".to_owned()),
+        (40, _) => Some("Arm".to_owned()),
+        (62, _) => Some("x86-64".to_owned()),
+        (183, _) => Some("AArch64".to_owned()),
+        (243, _) => Some("RISC-V".to_owned()),
+        (other, _) => Some(format!("the processor that ELF numbers {other}")),
     }
 }
 

@@ -139,3 +139,11 @@ fn the_words_of_the_dynamic_linker_are_passed_on() {
         "/narrow is for x86)",
     );
 }
+
+#[test]
+fn own_libraries_and_other_files_are_not_foreign() {
+    assert_eq!(machine(&std::env::current_exe().unwrap()), None);
+    assert_eq!(machine(Path::new("/etc/passwd")), None);
+    assert_eq!(machine(Path::new("/no/such/file")), None);
+    assert_eq!(foreign(c"libno_such_library.so.1"), None);
+}
