@@ -5,7 +5,6 @@ use crate::diagnose::cures::{self, advice, quoted, root, user};
 use crate::diagnose::host::check::Facts;
 use crate::diagnose::host::kernel::{DRIVERS, Loadable};
 use crate::diagnose::host::sysfs::Interface;
-use crate::diagnose::no_address;
 use crate::diagnose::report::{
     Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn,
 };
@@ -197,10 +196,10 @@ impl Explain<'_> {
             (None, ReasonCode::NoActivePort) => self.no_active_port(device, reason),
             (None, ReasonCode::NotOnRdmaDevice) => {
                 let on: Vec<&Interface> = self.interfaces(device).collect();
-                no_address::finding(device, reason, &on)
+                cures::no_address(device, reason, &on)
             }
-            (None, ReasonCode::QueuePairRefused) if no_address::is_unconnected(device) => {
-                (reason.detail().to_owned(), no_address::other_adapter())
+            (None, ReasonCode::QueuePairRefused) if cures::is_unconnected(device) => {
+                (reason.detail().to_owned(), cures::other_adapter())
             }
             (None, ReasonCode::NoDevice) => self.not_listed(device),
             (None, ReasonCode::NoRdmaCore) => self.no_rdma_core(reason),
@@ -443,7 +442,7 @@ impl Explain<'_> {
         }
         let on: Vec<&Interface> = self.interfaces(device).collect();
         if let Some(down) = on.iter().find(|interface| !interface.up) {
-            return no_address::interface_down(device, down);
+            return cures::interface_down(device, down);
         }
         let what = match on.first() {
             Some(interface) if !interface.carrier => {

@@ -7,7 +7,7 @@
 //! | `serialize` | serialization of the crate's own types in the result |
 //! | `host` | this host: its state, and tests on its devices |
 //! | `peer`, `measure` | a server: its offer, the steps to it, and a short measurement |
-//! | `findings`, `no_address`, `cures` | the problems that prevent RDMA, and the commands that fix them |
+//! | `findings`, `cures` | the problems that prevent RDMA, and the commands that fix them |
 //! | `hints` | reasons why RDMA is slower than it could be |
 
 mod cures;
@@ -15,7 +15,6 @@ mod findings;
 mod hints;
 mod host;
 mod measure;
-mod no_address;
 mod peer;
 mod peer_report;
 mod report;
