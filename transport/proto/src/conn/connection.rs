@@ -97,6 +97,12 @@ impl Connection {
         self.stats
     }
 
+    /// Body bytes sent and received by any method, since the connection began.
+    #[inline]
+    pub fn body_bytes(&self) -> u64 {
+        self.stats.body_bytes()
+    }
+
     /// The numbers of streams and grants that are still open.
     pub fn pending(&self) -> Pending {
         Pending {

@@ -183,7 +183,7 @@ impl ConnectionState {
 
     /// Updates the channel's counters with the changes since the last update.
     pub(crate) fn count(&mut self) {
-        self.usage.count(self.conn.stats());
+        self.usage.count(&self.conn);
         // Record metrics here, because the driver, which usually records them, has ended.
         if self.link.get().is_none() {
             self.record();

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tonic_rdma_fabric::PeerInfo;
-use tonic_rdma_proto::{Side, Stats};
+use tonic_rdma_proto::{Connection, Side, Stats};
 
 use crate::path::Path;
 use crate::path::reason::Reason;
@@ -44,9 +44,11 @@ impl Usage {
 
     /// Updates the channel's counters with the changes since the last update.
     #[inline]
-    pub(super) fn count(&mut self, stats: Stats) {
-        if stats.body_bytes() != self.reported.body_bytes() {
-            self.reported.add(stats, &self.counters);
+    pub(super) fn count(&mut self, conn: &Connection) {
+        let body_bytes = conn.body_bytes();
+        if body_bytes != self.reported.body_bytes {
+            self.reported.body_bytes = body_bytes;
+            self.reported.add(conn.stats(), &self.counters);
         }
         if self.copied != self.reported.copied {
             self.counters.fast.add(self.copied - self.reported.copied);
@@ -79,6 +81,8 @@ impl Usage {
 /// The totals added to the channel's counters since the connection began.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
+    /// Body bytes sent and received by any method.
+    body_bytes: u64,
     write_sent: u64,
     lent: u64,
     eager_sent: u64,
@@ -92,11 +96,6 @@ struct Reported {
 }
 
 impl Reported {
-    fn body_bytes(&self) -> u64 {
-        let sent = self.write_sent + self.lent + self.eager_sent;
-        sent + self.write_received + self.borrowed + self.eager_received
-    }
-
     fn add(&mut self, now: Stats, counters: &Counters) {
         let add = |counter: &Counter, now: u64, before: &mut u64| {
             let more = now - std::mem::replace(before, now);
