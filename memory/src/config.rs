@@ -19,7 +19,7 @@ pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 /// The control memory, in bytes, assumed for each connection. A connection at rest has 8 KiB, a
 /// busy connection 82 KiB or more.
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
-/// The minimum number of bytes for landing, and for control blocks.
+/// The minimum size in bytes of the part for landing, and of the part for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
@@ -130,7 +130,7 @@ impl PoolConfig {
     }
 
     /// Computes the sizes of a pool under a limit (`None`: no limit). Unlike
-    /// [`Pool::new`](crate::Pool::new) this does not raise the soft limit first.
+    /// [`Pool::new`](crate::Pool::new), this function does not raise the soft limit first.
     ///
     /// # Errors
     /// The errors of [`Pool::new`](crate::Pool::new).
@@ -163,8 +163,8 @@ impl PoolConfig {
                     pinned: memlock.pinned,
                 });
             }
-            // The pool and its queues fit into `room`, in the same proportion as at the configured
-            // size.
+            // The pool shrinks until the pool and its queues fit into `room`. The pool and its
+            // queues keep the proportion that they have at the configured size.
             let with_queues =
                 (configured as u64).saturating_add(queues_of(control, pinning.queue_bytes));
             let beside = room as u128 * configured as u128 / u128::from(with_queues);
@@ -209,7 +209,8 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     (send, landing)
 }
 
-/// The bytes that queues pin for as many connections as `control` bytes have room for.
+/// Returns the bytes that the queues of all connections pin, if `control` bytes are all used for
+/// connections.
 fn queues_of(control: usize, queue_bytes: usize) -> u64 {
     (control as u64 / CONTROL_PER_CONNECTION).saturating_mul(queue_bytes as u64)
 }
@@ -254,14 +255,15 @@ pub struct Sizes {
     pub lendable: bool,
 }
 
-/// Bytes of blocks that share a page if the page is longer. A connection at rest has a block of 8
-/// KiB over RDMA, and a block of 4 KiB over shared memory.
+/// The sizes in bytes of blocks that share a page on systems with longer pages. A connection at
+/// rest has a block of 8 KiB over RDMA, and a block of 4 KiB over shared memory.
 const SMALL_CONTROL: [usize; 5] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
-/// The page size of most systems. On such systems each block gets separate pages.
+/// The page size of most systems. On systems with this page size, each block gets separate pages.
 const USUAL_PAGE: usize = 4 << 10;
 
-/// The size classes of control blocks, and the size of their arenas in bytes. A longer block has a
-/// dedicated arena, because a control block lasts as long as its connection.
+/// The size classes of control blocks, and the size of their arenas in bytes. A block that is
+/// longer than the largest class has a dedicated arena, because a control block lasts as long as
+/// its connection.
 pub(crate) fn control_classes(page: usize) -> (Vec<usize>, usize) {
     let small = |slot: &usize| page > USUAL_PAGE && *slot < page;
     (SMALL_CONTROL.into_iter().filter(small).collect(), page)

@@ -1,9 +1,9 @@
 //! Copies payload at memory speed, for all alignments of source and destination.
 //!
 //! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
-//! and later, such a copy is at least four times slower if the destination is a few bytes after the
-//! source modulo a page (glibc bugs 30994 and 30995), as with a payload after a header. glibc 2.40
-//! avoids these slow copies, but Debian 12 and most clouds have an older version.
+//! and later, such a copy is at least four times slower if, modulo a page, the destination is a few
+//! bytes after the source (glibc bugs 30994 and 30995). A payload after a header is an example.
+//! glibc 2.40 avoids these slow copies, but Debian 12 and most clouds have an older version.
 //!
 //! | processor | copies of |
 //! |---|---|
@@ -16,8 +16,8 @@
 //! (sysdeps/x86/dl-cacheinfo.h, from 2.33). If `GLIBC_TUNABLES` sets another threshold
 //! (`glibc.cpu.x86_rep_movsb_threshold`), the loop is used from that length on.
 //!
-//! `compare --rows phase` measures, for each alignment, this copy and memcpy. On Intel's processors
-//! both are memcpy.
+//! `compare --rows phase` measures, for each alignment, the copy of this module and memcpy. On
+//! Intel's processors both are memcpy.
 
 /// Copies `len` bytes.
 ///
@@ -104,7 +104,7 @@ mod x86 {
         unsafe { __cpuid_count(leaf, 0) }
     }
 
-    /// CPUID, leaf 0.
+    /// The processor's vendor: CPUID, leaf 0.
     fn vendor() -> [u8; 12] {
         let leaf = cpuid(0);
         let mut vendor = [0; 12];
@@ -114,7 +114,7 @@ mod x86 {
         vendor
     }
 
-    /// CPUID, leaf 7, EBX, bit 9.
+    /// Whether the processor has ERMS: CPUID, leaf 7, EBX, bit 9.
     fn has_erms() -> bool {
         cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
@@ -140,7 +140,8 @@ mod x86 {
     /// compiler does not turn them into a call of memcpy.
     ///
     /// # Safety
-    /// That of [`copy`](super::copy); `len` is at least [`MIN_LEN`], and the processor has AVX.
+    /// The contract of [`copy`](super::copy). In addition, `len` is at least [`MIN_LEN`], and the
+    /// processor has AVX.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn by_loop(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: each load of WIDTH bytes lies within the `len` bytes of the source, and each

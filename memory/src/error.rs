@@ -4,7 +4,7 @@ use std::io;
 
 use crate::stats::Use;
 
-/// The error when a device refuses to register memory, or the kernel to map it.
+/// The error when a device refuses to register memory, or the kernel refuses to map memory.
 ///
 /// The cause is in the environment. The text names the call, the error and, for limits of the
 /// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
@@ -19,7 +19,7 @@ use crate::stats::Use;
 pub struct RegisterError {
     len: usize,
     source: io::Error,
-    /// Whether the kernel did not map the memory.
+    /// True if the kernel did not map the memory.
     unmapped: bool,
 }
 
@@ -74,7 +74,7 @@ impl RegisterError {
         RegisterError { len, source, unmapped: true }
     }
 
-    /// Whether the memory could not be mapped, so that no device was asked.
+    /// Whether the memory could not be mapped. No device was then asked to register it.
     pub fn is_unmapped(&self) -> bool {
         self.unmapped
     }

@@ -6,8 +6,8 @@ pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(not(unix))]
 pub(crate) use self::elsewhere::{AsFd, BorrowedFd, OwnedFd};
 
-/// Files of systems without descriptors. The type has no values, because such a system shares no
-/// memory.
+/// The file type of systems without descriptors. The type has no values, because these systems
+/// share no memory.
 #[cfg(not(unix))]
 mod elsewhere {
     use std::io;

@@ -15,8 +15,8 @@ use crate::ledger::Ledger;
 ///
 /// At most three quarters of a pool's send memory are lent, so that some memory is left if peers
 /// keep lent bytes for long. Bytes beyond this limit are copied.
-/// [Registered](crate::Pool::register_lendable) memory has no such limit: it stays registered, and
-/// nobody else waits for it.
+/// [Registered](crate::Pool::register_lendable) memory has no such limit, because it stays
+/// registered and no other request waits for it.
 #[derive(Debug)]
 pub struct LendableBytes {
     bytes: PinnedBytes,
@@ -33,7 +33,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// Counts bytes as lent, and returns how many of their kind were lent before.
+    /// Counts bytes as lent, and returns how many bytes of the same kind were lent before.
     fn new(len: usize, registered: bool, ledger: &Arc<Ledger>) -> (usize, Self) {
         let counted = Counted { len, registered, ledger: ledger.clone() };
         (counted.counter().fetch_add(len, Relaxed), counted)
@@ -91,7 +91,8 @@ impl LendableBytes {
         self.counted.len == 0
     }
 
-    /// The bytes. They keep the memory alive, but not its registration, and do not count as lent.
+    /// Returns the bytes. They keep the memory alive, but not its registration, and do not count as
+    /// lent.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.bytes()
     }

@@ -66,7 +66,8 @@ mod stats;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 
-/// The atomics of `chunk_bitmap` and `waiter_count`. tests/loom.rs replaces them by loom's.
+/// The atomics of `chunk_bitmap` and `waiter_count`. tests/loom.rs replaces them with loom's
+/// atomics.
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }

@@ -1,15 +1,15 @@
 //! A limit on how often a peer can cause a log line, so that logs do not fill the disk.
 //!
 //! Libraries of this workspace log above DEBUG through [`throttled!`](crate::throttled) only.
-//! `tests/source-rules` checks that.
+//! `tests/source-rules` checks this rule.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::process::PerProcess;
 
-/// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
-/// since the last one as the field `suppressed`.
+/// Logs a line through a [`LogThrottle`](crate::LogThrottle). The field `suppressed` gives the
+/// number of lines suppressed since the last logged line.
 ///
 /// The level is `warn`, `error` or `info`. The other arguments are passed to the `tracing` macro of
 /// that name. `in` names a throttle. Without `in` the line has its own throttle, which the whole

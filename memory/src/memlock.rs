@@ -1,9 +1,10 @@
 //! The amount of memory that the process may pin.
 //!
 //! The kernel counts the pinned pages of a process and refuses registrations beyond RLIMIT_MEMLOCK
-//! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
-//! the limit, except on Soft-iWARP, which applies it to every process. The kernel requires the
-//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so the
+//! (getrlimit(2)). Most distributions, containers and systemd set this limit to 8 MiB. CAP_IPC_LOCK
+//! lifts the limit, except on Soft-iWARP, which applies it to every process. The kernel requires
+//! the capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so the
+//! capability of a rootless container does not count.
 //! capability of a rootless container does not count.
 
 use std::io;
@@ -13,7 +14,7 @@ use std::io;
 pub struct Memlock {
     /// The soft limit; `None` means unlimited.
     pub soft: Option<u64>,
-    /// The hard limit, up to which the soft one may be raised; `None` means unlimited.
+    /// The hard limit, up to which the soft limit may be raised; `None` means unlimited.
     pub hard: Option<u64>,
     /// Bytes that the process has pinned or locked (the larger of VmPin and VmLck in proc(5)).
     pub pinned: u64,
@@ -43,14 +44,14 @@ impl Memlock {
     /// Raises the soft limit to the hard limit, which needs no privilege, and reads both limits.
     ///
     /// # Errors
-    /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no
+    /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is, which is no
     /// error.
     pub fn raise() -> io::Result<Self> {
         rlimit::raise()?;
         Self::read()
     }
 
-    /// The number of bytes that may still be pinned, or `None` if it is unlimited.
+    /// The number of bytes that may still be pinned, or `None` if there is no limit.
     /// `ignores_ipc_lock` says whether the device applies the limit even to processes with
     /// CAP_IPC_LOCK.
     pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
@@ -80,7 +81,7 @@ fn is_initial(user_namespace: &str) -> bool {
     user_namespace.is_empty() || user_namespace == "user:[4026531837]"
 }
 
-/// RLIMIT_MEMLOCK of this process (getrlimit(2)), and its status (proc(5)).
+/// RLIMIT_MEMLOCK of this process (getrlimit(2)), and the process's status (proc(5)).
 #[cfg(target_os = "linux")]
 mod rlimit {
     use std::{fs, io};
@@ -130,7 +131,7 @@ mod rlimit {
     }
 }
 
-/// Systems other than Linux, where nothing is pinned and so nothing is limited.
+/// The functions for systems other than Linux, where no memory is pinned and no limit applies.
 #[cfg(not(target_os = "linux"))]
 mod rlimit {
     use std::io;

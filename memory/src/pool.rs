@@ -138,8 +138,8 @@ impl Pool {
     }
 
     /// Allocates control memory that a connection can do without and returns when it is idle: extra
-    /// RECV slots and staging. `None` if less than a quarter of the control budget would be left
-    /// for memory that connections need, or if the system gives no memory.
+    /// RECV slots and staging. Returns `None` if less than a quarter of the control budget would be
+    /// left for memory that connections need, or if the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
         let used = self.0.ledger.counters.of(Use::Control).load(Relaxed);
@@ -153,8 +153,8 @@ impl Pool {
         self.0.control.trim(Some(now));
     }
 
-    /// Deregisters all unused control memory at once. For the end of a connection, after which
-    /// there may be no other connection that calls [`trim`](Pool::trim) later.
+    /// Deregisters all unused control memory at once. Call this function when a connection ends,
+    /// because perhaps no other connection is left that calls [`trim`](Pool::trim) later.
     pub fn trim_now(&self) {
         self.0.control.trim(None);
     }
@@ -214,8 +214,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the memory that the
-    /// pool may use. [`RegionError::Overlap`] if a part of it is registered already, or is pool
-    /// memory. [`RegionError::Register`] if the device or the kernel refuses.
+    /// pool may use. [`RegionError::Overlap`] if a part of the given memory is registered already,
+    /// or is pool memory. [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }
@@ -298,7 +298,7 @@ impl Pool {
                 _ => {}
             }
         }
-        // Leased chunks do not help: the next connection has to register its own.
+        // Leased chunks do not help, because the next connection has to register its own chunks.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
         match self.0.ledger.landing_left() {
             // Leased memory comes free again, so connections can wait for it.

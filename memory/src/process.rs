@@ -21,7 +21,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// Replaces the page if the kernel does not wipe pages. Its value stays 0.
+/// The word that replaces the page if the kernel does not wipe pages. Its value stays 0.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -105,7 +105,7 @@ impl Process {
         }
     }
 
-    /// Whether the running process is this one, and not a child of it.
+    /// Whether the running process is this process, and not a child of it.
     #[inline]
     pub fn is_current(self) -> bool {
         // A page that was wiped holds 0, or the number of a child.
@@ -118,7 +118,8 @@ impl Process {
     }
 }
 
-/// Assigns the generation of a process when it is first read. The first thread decides.
+/// Assigns the generation of a process when it is first read. If several threads read it at once,
+/// the first thread decides.
 #[cold]
 fn next(word: &AtomicU32) -> u32 {
     if std::ptr::eq(word, &NO_PAGE) {
@@ -189,9 +190,9 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-/// A value that each process makes for itself when it first needs it. There is no lock: threads may
-/// each make a value at the same time, and one of them is kept. A child leaves its parent's value
-/// alone, and does not drop it.
+/// A value that each process makes for itself when it first needs the value. No lock is taken:
+/// several threads may make a value at the same time, and one of these values is kept. A child
+/// leaves its parent's value alone, and does not drop it.
 #[derive(Debug)]
 pub struct PerProcess<T> {
     value: AtomicPtr<Owned<T>>,

@@ -9,10 +9,10 @@ use crate::file::OwnedFd;
 /// The access that a device, and through it a peer, has to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The device may read it for work requests of this side. Nobody may write to it, so the
-    /// mapping may be read-only.
+    /// The device may read the memory for work requests of this side. Nobody may write to it, so
+    /// the mapping may be read-only.
     LocalRead,
-    /// The device may read and write it for work requests of this side.
+    /// The device may read and write the memory for work requests of this side.
     Local,
     /// Like [`Access::Local`], and peers that have the rkey may also write to it.
     RemoteWrite,
@@ -113,8 +113,9 @@ pub trait Registration: Send + Sync {
     fn lkey(&self) -> u32;
     /// The key for peers.
     fn rkey(&self) -> u32;
-    /// The address of the first byte in work requests with either key. For local access it is the
-    /// virtual address; for [`Access::RemoteWrite`] over a network, peers cannot guess it.
+    /// The address of the first byte in work requests with either key. For local access this
+    /// address is the virtual address. For [`Access::RemoteWrite`] over a network, peers cannot
+    /// guess this address.
     fn iova(&self) -> u64;
 }
 

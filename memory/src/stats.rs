@@ -38,8 +38,8 @@ pub struct ClassStats {
     pub in_use: usize,
 }
 
-/// The figures of a pool at one moment, in bytes unless stated otherwise. While the pool is in use
-/// they are not an atomic snapshot.
+/// The figures of a pool at one moment, in bytes unless stated otherwise. While the pool is in use,
+/// the figures are not an atomic snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {

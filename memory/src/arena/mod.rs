@@ -55,7 +55,7 @@ pub(crate) struct Arena {
     /// before the memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
-    /// Registrations with the devices of other pools. Also dropped before the memory.
+    /// Registrations with the devices of other pools. They are also dropped before the memory.
     further: Arc<FurtherRegistrations>,
     region: Region,
     slot: usize,
@@ -113,7 +113,7 @@ pub(crate) struct Arenas {
     for_peers: AtomicUsize,
     /// The peer that owns these arenas, if any.
     peer: Option<Peer>,
-    /// The last field, so that the registrar outlives the registrations.
+    /// This field is the last, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
 }
 
@@ -137,7 +137,7 @@ pub(crate) struct SlotRef {
     handle: Option<ArenaSlot>,
     /// `None` for a dedicated arena.
     class: Option<usize>,
-    /// The last field, so that the arenas outlive the handle.
+    /// This field is the last, so that the arenas outlive the handle.
     arenas: Arc<Arenas>,
 }
 
@@ -248,7 +248,7 @@ impl Arenas {
     }
 
     /// Like [`take`](Self::take), but adds the examined arenas to `seen`. The caller drops these
-    /// references while it holds no lock, because they may be the last ones.
+    /// references while it holds no lock, because they may be the last references.
     #[cold]
     fn take_seeing(
         self: &Arc<Self>,
@@ -268,7 +268,7 @@ impl Arenas {
             Some(first) => self.pop_or_grow(first, seen),
             None => self.take_dedicated(len, seen),
         };
-        // Other pools are notified only after this one has registered what it needs.
+        // Other pools are notified only after this pool has registered the memory that it needs.
         if self.must_notify.swap(false, Relaxed) {
             self.ledger.deregistered();
         }
@@ -292,7 +292,7 @@ impl Arenas {
         }
         match self.grow(&mut arenas, first, seen) {
             Ok(slot) => Ok(slot),
-            // A larger slot is better than none.
+            // A larger slot is better than no slot.
             Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(c)).ok_or(error),
         }
     }
@@ -383,7 +383,7 @@ impl Arenas {
     /// Removes the dedicated arenas that have been idle since the last trim, at most once in a
     /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle arenas.
     pub(crate) fn trim(&self, now: Option<Instant>) {
-        // The lock is held so that no other thread sees the idle arenas removed before their bytes
+        // Hold the lock, so that no other thread sees the idle arenas removed before their bytes
         // are returned.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
@@ -407,8 +407,8 @@ impl Arenas {
         }
     }
 
-    /// Removes a dedicated arena. It is deregistered and unmapped before the budget gets its bytes
-    /// back.
+    /// Removes a dedicated arena. The arena is deregistered and unmapped before the budget gets its
+    /// bytes back.
     fn remove_dedicated(&self, handle: ArenaSlot) {
         let region = &handle.arena.region;
         self.ledger.index.remove(region.start());
@@ -549,8 +549,8 @@ impl SlotRef {
     }
 
     /// Returns the index of the slot's arena among the buffers registered with a ring. The first
-    /// call registers the arena. Returns `None` if that fails, or if the arena is registered with
-    /// another ring.
+    /// call registers the arena. Returns `None` if the registration fails, or if the arena is
+    /// registered with another ring.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(&self, buffers: &Arc<crate::disk::fixed::FixedBuffers>) -> Option<u16> {
         let arena = &self.handle.as_ref()?.arena;

@@ -1,7 +1,7 @@
-//! Arenas for one peer, which may be lent to it.
+//! Arenas that serve one peer, and that may be lent to that peer.
 //!
-//! A peer maps whole arenas. Lendable memory therefore lies in arenas from which only one handle of
-//! the pool allocates, and which serve one peer. All arenas share the budget:
+//! A peer maps whole arenas. So lendable memory lies in arenas that serve one peer, and only one
+//! handle of the pool allocates from such an arena. All arenas share the budget:
 //!
 //! | memory is wanted for | it comes from |
 //! |---|---|
@@ -88,8 +88,8 @@ impl Arenas {
         let Some(peer) = &self.peer else {
             return self.ledger.budgets.take(self.usage, bytes, self.budget);
         };
-        // Leave a quarter of the budget to the common arenas, even if peers keep a slot of each of
-        // their arenas.
+        // Leave a quarter of the budget to the common arenas, even if every peer arena has a slot
+        // in use.
         let for_peers = peer.common.for_peers.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let taken = for_peers <= self.budget / 4 * 3
             && self.ledger.budgets.take(self.usage, bytes, self.budget);

@@ -52,7 +52,7 @@ impl<S, T> WaitQueue<S, T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if there are waiters, so that a new request has to queue.
+    /// True if there are waiters. A new request then has to queue.
     pub(crate) fn any(&self) -> bool {
         self.unserved.count() > 0
     }
@@ -101,8 +101,8 @@ impl<S, T> WaitQueue<S, T> {
         let unserved = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none());
         let Some(waiter) = unserved else { return false };
         let old = std::mem::replace(&mut waiter.waker, waker.clone());
-        // Drop the old waker outside the lock, because that may drop a task and all that the task
-        // owns.
+        // Drop the old waker outside the lock, because dropping it may drop a task and everything
+        // that the task owns.
         drop(queue);
         drop(old);
         true

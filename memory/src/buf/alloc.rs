@@ -34,14 +34,14 @@ fn refusal(arenas: &Arenas, len: usize) -> PoolError {
 /// The future of [`Pool::alloc`](crate::Pool::alloc).
 ///
 /// # Cancel safety
-/// Dropping the future gives up its place in the queue. Memory that was already assigned to it goes
-/// to the next waiter.
+/// Dropping the future gives up its place in the queue. Memory that was already assigned to the
+/// future goes to the next waiter.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc {
     arenas: Arc<Arenas>,
     len: usize,
-    /// The id of the waiter, while it is in the queue.
+    /// The id of the waiter, while the waiter is in the queue.
     id: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Future for Alloc {
         let id = waiters.join(this.arenas.clone(), this.len, cx.waker().clone());
         this.id = Some(id);
         this.arenas.count_wait();
-        // Serve the queue, because memory may have come free before the waiter was in it.
+        // Serve the queue, because memory may have come free before the waiter joined the queue.
         this.arenas.serve();
         if waiters.is_served(id) { self.poll(cx) } else { Poll::Pending }
     }

@@ -1,4 +1,4 @@
-//! Buffers that the application fills, and bytes, in pinned memory.
+//! Pinned memory: buffers that the application fills, and bytes that are sent.
 //!
 //! | file | what |
 //! |---|---|
@@ -27,10 +27,10 @@ use crate::ledger::{Found, KeepAlive, Keys};
 /// A uniquely owned buffer in registered memory: fill it, [`freeze`](PinnedBuf::freeze) it and send
 /// it without a copy.
 ///
-/// It starts empty, grows up to its [`capacity`](PinnedBuf::capacity) as it is filled, and never
-/// moves. Fill it through [`BufMut`] (for example with tokio's `read_buf`),
-/// [`fill_from`](PinnedBuf::fill_from) or [`resize_zeroed`](PinnedBuf::resize_zeroed). It stays
-/// valid when the pool is dropped.
+/// The buffer starts empty, grows up to its [`capacity`](PinnedBuf::capacity) as it is filled, and
+/// never moves. Fill it through [`BufMut`] (for example with tokio's `read_buf`),
+/// [`fill_from`](PinnedBuf::fill_from) or [`resize_zeroed`](PinnedBuf::resize_zeroed). The buffer
+/// stays valid after the pool is dropped.
 ///
 /// ```
 /// use bytes::BufMut;
@@ -69,7 +69,7 @@ impl PinnedBuf {
         self.len
     }
 
-    /// Whether nothing has been filled.
+    /// Whether no byte has been filled.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -79,12 +79,12 @@ impl PinnedBuf {
         self.len = 0;
     }
 
-    /// Shortens the buffer to `len` bytes. Does nothing if the buffer is not longer.
+    /// Shortens the buffer to `len` bytes. A buffer of at most `len` bytes does not change.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Grows with zeros, or shrinks, to `len` bytes, at most to the capacity.
+    /// Resizes the filled part to `len` bytes, at most to the capacity. New bytes are zeros.
     pub fn resize_zeroed(&mut self, len: usize) {
         let len = len.min(self.capacity);
         if len > self.len {
@@ -94,7 +94,7 @@ impl PinnedBuf {
         self.len = len;
     }
 
-    /// The filled part, mutable.
+    /// Returns the filled part for reading and writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the first `len` bytes are initialized and owned by this value alone (R8).
         unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
@@ -177,8 +177,8 @@ impl PinnedBuf {
         self.slot.fixed(buffers)
     }
 
-    /// Returns the filled part as [`Bytes`]. The memory returns to the pool when its last clone or
-    /// slice is dropped.
+    /// Returns the filled part as [`Bytes`]. The memory returns to the pool when the last clone or
+    /// slice of the bytes is dropped.
     pub fn freeze(self) -> Bytes {
         if self.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
     }
@@ -255,8 +255,8 @@ unsafe impl BufMut for PinnedBuf {
 /// memory alive and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
-    /// Keeps memory registered that is not the pool's own. Dropped before the bytes, because the
-    /// bytes keep the memory of another pool mapped.
+    /// Keeps memory outside the pool registered. This field is dropped before the bytes, because
+    /// the bytes keep another pool's memory mapped.
     keep_alive: Option<KeepAlive>,
     bytes: Bytes,
     lkey: u32,
@@ -287,7 +287,7 @@ impl PinnedBytes {
     }
 
     /// The address of the first byte in work requests, with the [local key](PinnedBytes::lkey). For
-    /// landed bytes it differs from [`addr`](PinnedBytes::addr).
+    /// landed bytes this address differs from [`addr`](PinnedBytes::addr).
     pub fn iova(&self) -> u64 {
         self.iova
     }
@@ -302,7 +302,7 @@ impl PinnedBytes {
         self.bytes.is_empty()
     }
 
-    /// A part of the bytes.
+    /// Returns a part of the bytes.
     ///
     /// # Panics
     /// If the range reaches past the end.
@@ -325,12 +325,12 @@ impl PinnedBytes {
         self.keep_alive.is_some()
     }
 
-    /// Returns the bytes. They do not keep application memory registered.
+    /// Returns the bytes. The returned bytes do not keep application memory registered.
     pub(crate) fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Returns the bytes without the key. They keep the memory registered until they are posted.
+    /// Returns the bytes without the key. The returned bytes keep the memory registered.
     pub fn into_registered(self) -> Bytes {
         if self.keep_alive.is_some() { Bytes::from_owner(self) } else { self.bytes }
     }

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// A long value of an encoded message, which [`SegmentBuf`] keeps apart from the copied bytes.
+/// A long value of an encoded message, which [`SegmentBuf`] keeps separate from the copied bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The number of copied bytes that precede the value in the message.
     pub at: usize,
-    /// The content: the original `Bytes`, or a copy of a value that was put in another form.
+    /// The content: the original `Bytes`, or a copy of a value that was not put as `Bytes`.
     pub bytes: Bytes,
     /// Whether the value was put as a buffer, like protobuf's `bytes` fields. Otherwise it was put
     /// as a slice, like protobuf's strings.
@@ -49,8 +49,8 @@ pub struct SegmentBuf<'a> {
 }
 
 impl<'a> SegmentBuf<'a> {
-    /// Copies to `copied`, which must be empty, and appends values of at least `min_segment` bytes
-    /// to `segments`.
+    /// Creates a buffer that copies to `copied`, which must be empty, and appends values of at
+    /// least `min_segment` bytes to `segments`.
     pub fn new(
         copied: &'a mut BytesMut,
         segments: &'a mut VecDeque<Segment>,
@@ -74,8 +74,8 @@ impl<'a> SegmentBuf<'a> {
         self.segment_bytes
     }
 
-    /// Bytes of the segments that were copied because they were not put as `Bytes`, such as a long
-    /// string or `Vec<u8>`.
+    /// The number of bytes in segments that were copied because they were not put as `Bytes`, such
+    /// as a long string or `Vec<u8>`.
     pub fn copied_bytes(&self) -> usize {
         self.copied_bytes
     }

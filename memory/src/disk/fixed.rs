@@ -23,8 +23,8 @@ pub(crate) struct FixedBuffers {
     free: Mutex<Vec<u16>>,
 }
 
-/// A registered buffer. Dropping it deregisters the buffer. Work in flight keeps its pages, and
-/// Linux 6.1 keeps them pinned for up to a second.
+/// A registered buffer. Dropping it deregisters the buffer. Work in flight keeps the pages of the
+/// buffer, and Linux 6.1 keeps these pages pinned for up to a second.
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,
@@ -47,7 +47,7 @@ impl FixedBuffers {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers `len` bytes at `addr`, if RLIMIT_MEMLOCK then still leaves `reserved` bytes.
+    /// Registers `len` bytes at `addr`, if RLIMIT_MEMLOCK leaves `reserved` bytes after that.
     ///
     /// # Safety
     /// The memory is mapped, and stays mapped as long as the returned value is alive.
@@ -87,7 +87,7 @@ impl FixedBuffers {
 }
 
 impl Fixed {
-    /// The buffer's index, if it is registered with that ring.
+    /// The buffer's index, if the buffer is registered with the ring of `of`.
     pub(crate) fn number(&self, of: &Arc<FixedBuffers>) -> Option<u16> {
         Arc::ptr_eq(&self.buffers, of).then_some(self.number)
     }

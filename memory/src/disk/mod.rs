@@ -34,8 +34,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::{fmt, io};
 
-/// A read or write in flight. It resolves to the number of bytes and to the memory, which belongs
-/// to its owner again.
+/// A read or write in flight. It resolves to the number of bytes and to the memory, which the
+/// caller then owns again.
 ///
 /// # Cancel safety
 /// The memory belongs to the work (R10). If the transfer is dropped, the work continues, and the
@@ -44,7 +44,7 @@ use std::{fmt, io};
 pub struct Transfer<T>(Arc<Mutex<TransferState<T>>>);
 
 enum TransferState<T> {
-    /// The kernel is not done. The waker wakes the task that waits, if any.
+    /// The kernel is not done. The waker, if any, wakes the task that waits for the transfer.
     InFlight(Option<Waker>),
     Done(io::Result<usize>, T),
     /// The result has been taken.
@@ -95,7 +95,7 @@ impl<T> Future for Transfer<T> {
     type Output = (io::Result<usize>, T);
 
     /// # Panics
-    /// If it is polled after it has resolved.
+    /// If the transfer is polled after it has resolved.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = lock(&self.0);
         match std::mem::replace(&mut *state, TransferState::Taken) {

@@ -19,8 +19,8 @@ use crate::process::Process;
 
 /// The maximum length of one transfer in bytes: the kernel's limit, in whole pages.
 const MAX_LEN: usize = 1 << 30;
-/// The number of times that work is posted again after EAGAIN, the kernel's error when it is short
-/// of memory.
+/// The maximum number of times that work is posted again after EAGAIN, which the kernel returns
+/// when it is short of memory.
 const MAX_AGAIN: u32 = 100;
 /// The `user_data` of the request that ends the thread.
 const STOP: u64 = u64::MAX;
@@ -69,7 +69,7 @@ struct WorkQueue {
 
 struct Work {
     entry: squeue::Entry,
-    /// Keeps the descriptor open, and in use for this file, until the kernel is done.
+    /// Keeps the descriptor open, and in use for this file, until the kernel is done with the work.
     _file: Arc<File>,
     /// Holds the memory, and returns it to its owner.
     done: Box<dyn FnOnce(io::Result<usize>) + Send>,
@@ -83,7 +83,7 @@ impl Ring {
     /// # Errors
     /// The kernel's error: ENOSYS without io_uring, or EPERM where seccomp or
     /// `kernel.io_uring_disabled` forbid it. `Unsupported` before Linux 5.6, which lacks these
-    /// reads and writes. The error of creating the thread, if that fails.
+    /// reads and writes. If the thread cannot be created, the error of creating it.
     pub fn new(entries: u32) -> io::Result<Ring> {
         let ring = IoUring::new(entries.clamp(1, 4096))?;
         let mut probe = Probe::new();
@@ -102,9 +102,9 @@ impl Ring {
     }
 
     /// Reads from `offset` of a file into the unfilled part of `buf`, and counts the bytes read as
-    /// filled. May read less than fits, and reads 0 bytes at the end of the file. With O_DIRECT the
-    /// offset, the length of the filled part and the capacity of the buffer must be multiples of
-    /// the disk's block size.
+    /// filled. May read fewer bytes than fit, and reads 0 bytes at the end of the file. With
+    /// O_DIRECT the offset, the length of the filled part and the capacity of the buffer must be
+    /// multiples of the disk's block size.
     ///
     /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
     /// RLIMIT_MEMLOCK has room for the arena.
@@ -123,8 +123,9 @@ impl Ring {
         transfer
     }
 
-    /// Writes `bytes` at `offset` of a file. May write fewer bytes. With O_DIRECT the offset, the
-    /// length, and the address of the bytes must be multiples of the disk's block size.
+    /// Writes `bytes` at `offset` of a file. May write only the first of these bytes. With O_DIRECT
+    /// the offset, the length, and the address of the bytes must be multiples of the disk's block
+    /// size.
     pub fn write(&self, file: &Arc<File>, offset: u64, bytes: Bytes) -> Transfer<Bytes> {
         let len = bytes.len().min(MAX_LEN) as u32;
         let fd = Fd(file.as_raw_fd());
@@ -134,7 +135,7 @@ impl Ring {
         transfer
     }
 
-    /// The amount of work that has not ended, posted or not.
+    /// The number of reads and writes that have not ended, whether they are posted or not.
     pub fn in_flight(&self) -> usize {
         self.0.0.queue().work.len()
     }

@@ -1,5 +1,5 @@
-//! A ring for systems without io_uring. Programs that use a ring compile, and get an error when
-//! they make a ring.
+//! A ring for systems without io_uring. On such a system, a program that uses a ring compiles, and
+//! gets an error when it makes the ring.
 
 use std::convert::Infallible;
 use std::fs::File;

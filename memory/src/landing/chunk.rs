@@ -7,13 +7,13 @@
 //! granules of 4 KiB.
 //!
 //! If the pool has a landing thread (`ledger::landing_thread`), that thread deregisters and unmaps
-//! a chunk. The thread that drops the chunk's last holder does not do this work. The chunk belongs
-//! to its lease until it is unmapped.
+//! chunks. Without a landing thread, the thread that drops the last holder of a chunk does this
+//! work. A chunk belongs to its lease until the chunk is unmapped.
 //!
 //! [`Freeing`] counts chunks that are queued for the landing thread to free. Until the thread has
-//! freed this memory, its bytes are missing from the budget and stay pinned.
-//! Code that decides whether memory is short counts these bytes as free. Otherwise connections
-//! would give up memory for a connection that is about to get these bytes.
+//! freed a chunk, the chunk's bytes are missing from the budget and stay pinned. Code that decides
+//! whether memory is short counts these bytes as free. Otherwise connections would give up memory
+//! for a connection that is about to get these bytes.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -31,7 +31,7 @@ use crate::stats::Use;
 /// The size of a granule in bytes.
 pub(crate) const GRANULE: usize = 4096;
 
-/// A part of the landing budget. Dropping it returns the part and wakes the waiters.
+/// A part of the landing budget. Dropping the lease returns the part and wakes the waiters.
 #[derive(Debug)]
 pub(crate) struct Lease {
     len: usize,
@@ -42,8 +42,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Takes up to `max` bytes of the budget in multiples of `unit`, which is whole pages. Returns
-    /// `None` if the budget has fewer than `min`.
+    /// Takes up to `max` bytes of the budget in multiples of `unit`, which is a multiple of the
+    /// page size. Returns `None` if the budget has fewer than `min` bytes.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
         waiter: &Arc<LandingWaiter>,

@@ -94,8 +94,8 @@ impl ChunkBitmap {
     }
 
     /// Takes granules unless the first of them is taken, and returns whether it took them. Suits a
-    /// bitmap whose granules anyone may take, if nobody else takes the granules after the first
-    /// one.
+    /// bitmap whose first granule of a run any thread may take, if no other thread takes the other
+    /// granules of that run.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };

@@ -1,8 +1,8 @@
 //! Landed memory that the application holds.
 //!
-//! The transport owns landed bytes until it hands them on. After that only the application decides
-//! when their memory comes free, so the amount that it holds is bounded. Beyond the bound, the
-//! transport hands on a copy on the heap.
+//! The transport owns landed bytes until it hands them on. From then on, only the application
+//! decides when the memory comes free. So the transport bounds the amount of memory that the
+//! application holds, and hands on a copy on the heap beyond that bound.
 //!
 //! | bound | so that |
 //! |---|---|
@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use super::chunk::{Chunk, GRANULE};
 use crate::ledger::MIN_SHARE;
 
-/// The run of free bytes that is enough to receive any message, in parts.
+/// The length of a free run in which any message can be received, in parts.
 const MIN_ROOM: usize = MIN_SHARE;
 
 /// Identifies the piece of landing memory in which bytes lie. The bytes themselves keep the piece

@@ -2,7 +2,7 @@
 //!
 //! A peer keeps its key, or its mapping, after DONE. A value could therefore change between being
 //! checked and being used, so landed bytes are never parsed in place. [`Landed`] does not expose
-//! the bytes. It can be split at any length, and read in three ways:
+//! the bytes. Landed bytes can be split at any length, and can be read in three ways:
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
@@ -19,13 +19,13 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::held::Origin;
 use crate::copy::copy;
 
-/// Bytes of the first window, and of the first window after a field that was lent or skipped. This
-/// is enough for tags, lengths and short fields.
+/// The size of the first window, and of the first window after a field that was lent or skipped.
+/// This size is enough for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
 /// Bytes of the longest window. Windows double in length while a message is read without a gap.
 const MAX_WINDOW: usize = 4096;
 
-/// Copies `len` bytes to which another process or a device may write in the meantime.
+/// Copies `len` bytes to which another process or a device may write during the call.
 ///
 /// Each byte of the copy had this value in memory at some time during the call, but different bytes
 /// may date from different times.
@@ -146,7 +146,7 @@ impl Landed {
         self.append_first(self.len(), dst);
     }
 
-    /// Appends a copy of the first `len` bytes, at most all of them.
+    /// Appends a copy of the first `len` bytes, or of all bytes if there are fewer.
     fn append_first(&self, len: usize, dst: &mut BytesMut) {
         let len = len.min(self.len());
         dst.reserve(len);
@@ -159,7 +159,7 @@ impl Landed {
         }
     }
 
-    /// Moves the first `len` bytes to `dst` by copying them.
+    /// Removes the first `len` bytes, and appends a copy of them to `dst`.
     ///
     /// # Panics
     /// If there are fewer than `len` bytes.
@@ -217,8 +217,8 @@ impl fmt::Debug for Landed {
     }
 }
 
-/// The buffer of a [`LandedReader`]. It has 4 KiB, which are meant for the stack and initialized
-/// only as far as needed.
+/// The buffer of a [`LandedReader`]. The buffer has 4 KiB, is meant for the stack, and is
+/// initialized only as far as needed.
 pub struct Window([MaybeUninit<u8>; MAX_WINDOW]);
 
 impl Window {

@@ -68,7 +68,7 @@ pub struct Landing {
     /// The number of attempts since the last success that failed because another pool has pinned
     /// memory.
     retries: usize,
-    /// The claim for which other connections have been woken, or `No`.
+    /// The claim that other connections have been woken for. `No` if no such claim lasts.
     announced: Waiting,
     /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread is still
     /// making or freeing a chunk.
@@ -105,7 +105,7 @@ impl Landing {
     /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
     /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
-    /// when the chunk is made. Otherwise this call makes the chunk.
+    /// when the chunk is made. In all other cases, this call makes the chunk.
     ///
     /// Returns `None` if no such piece is free now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory that may help comes free. If the connection
@@ -140,7 +140,7 @@ impl Landing {
             return found;
         }
         let state = loop {
-            // Waiting begins before the last attempt, so memory freed from now on wakes this
+            // Begin to wait before the last attempt, so that memory freed from now on wakes this
             // connection.
             let state = self.would_wait(self.needed(want, min));
             if self.set_waiting(state) == state {
@@ -190,7 +190,7 @@ impl Landing {
     /// # Errors
     /// The errors of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
-        // Does not call `collect`: a chunk made since the last `alloc` belongs to the longer
+        // Do not call `collect`, because a chunk made since the last `alloc` belongs to the longer
         // request that waits.
         let want = want.div_ceil(GRANULE).max(1);
         let found = self.take_best(want, want, AllocKind::Meanwhile);
@@ -406,7 +406,7 @@ impl Landing {
             return Ok(None);
         }
         let left = self.ledger.fit_landing(needed);
-        // Look again, because a run may have become long enough in the meantime.
+        // Look again, because a run may have become long enough since the first look.
         let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
         match left {
             Some(left) if run < want => Ok(self.lease(want, needed, left)),

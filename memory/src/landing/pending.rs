@@ -87,7 +87,7 @@ impl Landing {
     }
 
     /// Whether a chunk is being made, or has been made and not [collected](Landing::collect). The
-    /// owner is woken, and should then allocate again.
+    /// owner is woken when the chunk has been made, and should then allocate again.
     pub fn is_making(&self) -> bool {
         self.making.is_some()
     }

@@ -21,7 +21,7 @@ use super::held::Origin;
 use super::landed::Landed;
 
 /// A piece of landing memory that is granted or about to be granted. A peer may write to the piece,
-/// so it must not be read.
+/// so this process must not read it.
 ///
 /// Drop the piece only when nothing can write to it any longer: after ABORT, or when the queue pair
 /// has been destroyed (R9).
@@ -44,7 +44,7 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules after the first `n`, which hold nothing to read.
+    /// Frees the granules after the first `n`, which hold no landed bytes.
     fn truncate(&mut self, n: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
         let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());
@@ -158,9 +158,9 @@ impl AsRef<[u8]> for Filled {
         let start = self.piece.start * GRANULE + self.begin;
         // SAFETY: the bytes lie in the piece, which lies within the region and has belonged to this
         // value since DONE (R4, R8). The mapping was zeroed when it was made for this lease, so all
-        // of it is initialized. A peer must not write after DONE (R9). One that does can spoil only
-        // what it sent itself (R12), and `Landed` hides the bytes from all code that would rely on
-        // them; the application, which may see them, is told so.
+        // of it is initialized. A peer must not write after DONE (R9). A peer that does so can only
+        // spoil its own message (R12), and `Landed` hides the bytes from all code that would rely
+        // on them. The application may see the bytes, and its documentation warns about such peers.
         unsafe {
             std::slice::from_raw_parts(
                 self.piece.chunk.region().ptr().as_ptr().add(start),

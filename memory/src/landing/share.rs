@@ -93,7 +93,7 @@ impl Landing {
         let leased = self.leased();
         let scarce = self.ledger.landing_free_soon() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
-            // At least one chunk has to go.
+            // At least one chunk must be returned.
             true => self.lease_cap().min(leased.saturating_sub(1)),
             false => self.lease_cap(),
         };

@@ -71,8 +71,8 @@ impl Budgets {
         self.of(usage).load(Acquire)
     }
 
-    /// The mapped bytes that a pool returns sooner or later: all except control memory, because
-    /// connections may last.
+    /// The mapped bytes that a pool returns sooner or later: all except control memory, because a
+    /// connection may last as long as the process.
     pub(super) fn returnable(&self) -> usize {
         self.used(Use::Send) + self.used(Use::Landing)
     }

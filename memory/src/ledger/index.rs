@@ -35,8 +35,8 @@ struct IndexEntry {
 /// The memory of an indexed region.
 #[derive(Debug)]
 enum IndexedMemory {
-    /// Pool memory, whose bytes keep it registered. For send memory, the field refers to its
-    /// registrations with further devices.
+    /// Pool memory, whose bytes keep it registered. For send memory, the field refers to the
+    /// memory's registrations with further devices.
     Own(Weak<dyn Any + Send + Sync>),
     /// Application memory, or another pool's memory, with its registration. The bytes do not keep
     /// this registration alive.
@@ -47,7 +47,7 @@ enum IndexedMemory {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) keys: Keys,
-    /// For memory that is not the pool's own: the value that keeps it registered.
+    /// The value that keeps the memory registered, if the memory is not the pool's own.
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 

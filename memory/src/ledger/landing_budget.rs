@@ -46,7 +46,7 @@ pub(crate) struct LandingBudget {
     configured: usize,
     /// The current budget in bytes, at most `configured`.
     bytes: AtomicUsize,
-    /// Whether no chunk is attempted for now, whatever the limit leaves.
+    /// Whether the pool makes no chunk for now, even if the limit leaves room for a chunk.
     is_paused: AtomicBool,
     pub(crate) waiters: LandingWaiters,
     /// The memory that the pool has mapped.
@@ -55,8 +55,8 @@ pub(crate) struct LandingBudget {
     pub(super) others_wait: OthersWait,
 }
 
-/// True if the budget of any pool may be lowered. If it is false, a thread that deregisters memory
-/// does not look for lowered budgets.
+/// True if any pool's budget may be lowered at present. While this flag is false, a thread that
+/// deregisters memory does not look for lowered budgets.
 pub(super) static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {
@@ -110,11 +110,11 @@ impl LandingBudget {
     }
 }
 
-/// Maximum wait for other pools. Connections that end, for example of a replaced server, return
-/// their memory within this time even on a busy machine.
+/// Maximum wait for other pools. Connections that end, for example those of a replaced server,
+/// return their memory within this time even on a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// The wait of a pool. Connections pass the time to it, because a pool has no clock.
+/// The wait of a pool. A pool has no clock, so connections pass the time with each report.
 #[derive(Debug, Default)]
 pub(crate) struct OthersWait(Mutex<Option<Wait>>);
 

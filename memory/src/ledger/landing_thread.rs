@@ -11,8 +11,8 @@
 //! | works | the queue is empty | waits |
 //! | waits, works | the ledger is dropped, and with it the sender of the queue | ended, after the jobs in the queue |
 //!
-//! Jobs may keep the ledger alive. The thread does not keep it alive, and nobody waits for the end
-//! of the thread. So the last job may drop the ledger on the thread itself.
+//! Jobs may keep the ledger alive. The thread itself does not keep the ledger alive, and no code
+//! waits for the thread to end. So the last job may drop the ledger on the thread itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;

@@ -48,7 +48,7 @@ impl Waiting {
 }
 
 /// The part of a [`Landing`](crate::Landing) that outlives the allocator. A piece that comes free
-/// wakes the allocator's owner through it.
+/// wakes the allocator's owner through this part.
 #[derive(Debug)]
 pub(crate) struct LandingWaiter {
     /// The [`Waiting`] state as a number.
@@ -122,8 +122,8 @@ impl LandingWaiter {
         }
     }
 
-    /// Wakes the owner after one of its pieces has come free, if it waits for memory or has a chunk
-    /// to return that may now be free.
+    /// Wakes the owner after one of its pieces has come free, if the owner waits for memory or has
+    /// a chunk to return that may now be free.
     pub(crate) fn piece_freed(&self) {
         // Orders the freeing of the memory before the reads of `state` and `reclaims`.
         fence(SeqCst);
@@ -157,7 +157,7 @@ impl LandingWaiters {
         waiter
     }
 
-    /// Removes a waiter whose owner is dropped. Pieces may keep it alive.
+    /// Removes a waiter whose owner is dropped. Pieces may keep the waiter alive.
     pub(crate) fn remove(&self, waiter: &Arc<LandingWaiter>) {
         self.set(waiter, Waiting::No);
         self.record_leased(waiter, 0);
@@ -165,8 +165,8 @@ impl LandingWaiters {
         waiter.set_waker(None);
     }
 
-    /// Sets the state of a waiter and returns the old state. Only the waiter's owner calls this. An
-    /// owner that begins to wait must check for memory again before it waits.
+    /// Sets the state of a waiter and returns the old state. Only the waiter's owner calls this
+    /// function. An owner that begins to wait must check for memory again before it waits.
     pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
         let before = waiter.state();
         if before == state {
@@ -201,7 +201,7 @@ impl LandingWaiters {
         }
     }
 
-    /// Records how many bytes the waiter's owner has leased. Only the owner calls this.
+    /// Records how many bytes the waiter's owner has leased. Only the owner calls this function.
     pub(crate) fn record_leased(&self, waiter: &LandingWaiter, leased: usize) {
         waiter.leased.store(leased, SeqCst);
         self.count_active(waiter);

@@ -1,7 +1,8 @@
 //! A pool's accounting: budgets, counters, the index of regions, the waiters for landing memory,
 //! the thread that makes landing memory, and the device's registrar.
 //!
-//! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive it.
+//! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive the
+//! pool.
 //!
 //! | file | what |
 //! |---|---|
@@ -57,7 +58,7 @@ pub(crate) struct Ledger {
     process: Process,
     /// Set if no landing memory was available, until a chunk can be made again.
     pub(crate) cannot_land: AtomicBool,
-    /// The last field, so that it is dropped after the registrar.
+    /// This field is the last, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
 }
 
@@ -107,7 +108,7 @@ impl Ledger {
         !self.process.is_current()
     }
 
-    /// The waiters of all connections with landing memory or a need for some.
+    /// The waiters of all connections that have landing memory or need some.
     pub(crate) fn landing_waiters(&self) -> &LandingWaiters {
         &self.landing.waiters
     }
@@ -209,8 +210,8 @@ impl Ledger {
         }
     }
 
-    /// Whether waiting helps because other pools of the process hold memory under the limit, and
-    /// have not kept it for too long.
+    /// Whether waiting helps: other pools of the process hold memory under the limit, and the wait
+    /// for them has not taken too long.
     pub(crate) fn waits_for_others(&self) -> bool {
         !self.landing.others_wait.is_over(pinning_pools::returns())
             && self.registrar.pins()

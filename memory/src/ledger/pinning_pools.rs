@@ -22,7 +22,7 @@ fn pools() -> Vec<Arc<LandingBudget>> {
     list().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Adds a pool, which stays in the list until its last memory is gone.
+/// Adds a pool, which stays in the list until its last memory is freed.
 pub(super) fn add(pool: &Arc<LandingBudget>) {
     let mut list = list();
     list.retain(|pool| pool.strong_count() > 0);

@@ -23,7 +23,8 @@ pub struct NamedGrant {
 
 /// The registration that a grant keeps until it is dropped.
 enum GrantRegistration {
-    /// The grant's own registration, which ends with it. `None` once it has been dropped.
+    /// The grant's own registration, which ends with the grant. `None` once the registration has
+    /// been dropped.
     Once(Option<LeasedRegistration>),
     /// A registration that the buffer keeps.
     Kept { pinned: Arc<Pinned>, granting: Granting },
@@ -65,14 +66,14 @@ impl NamedGrant {
         let kept = state.kept.clone().filter(|kept| kept.is_of(&ledger));
         let keeps = state.keeps;
         drop(state);
-        // Dropping this ends the grant if a later step fails.
+        // Dropping `granting` ends the grant if a later step fails.
         let granting = Granting(lease);
         let buffer = &granting.0.0.0;
         let registered = match (keeps, kept) {
             (true, Some(pinned)) => GrantRegistration::Kept { pinned, granting },
             (true, None) => {
-                // SAFETY: the buffer is mapped and writable until its owner is dropped or taken,
-                // which waits until what it keeps has been dropped.
+                // SAFETY: the buffer is mapped and writable until its owner is dropped or taken.
+                // Both wait until the kept registration has been dropped.
                 let pinned =
                     unsafe { Pinned::new(&ledger, buffer.start, buffer.len, granting.0.file()) }?;
                 let pinned = Arc::new(pinned);

@@ -21,8 +21,8 @@
 //! A registration ends before its clone of the lease is dropped, so no key works for an idle
 //! buffer. A buffer that [keeps its registration](NamedBuffer::keep_registered) is the exception.
 //! The registration of such a buffer ends with [`NamedBuffer::close`], or when the buffer is
-//! dropped, in any case before the owner is taken or dropped. The buffer counts as claimed while
-//! the registration ends.
+//! dropped. In both cases the registration ends before the owner is taken or dropped. The buffer
+//! counts as claimed while the registration ends.
 
 mod grant;
 mod pinned;
@@ -59,7 +59,7 @@ struct Buffer {
 
 #[derive(Default)]
 struct BufferState {
-    /// Whether no call may claim the buffer any more.
+    /// Whether the buffer is closed, so that no call may claim it any more.
     closed: bool,
     /// Whether a registration lasts until the buffer is closed.
     keeps: bool,
@@ -85,7 +85,7 @@ unsafe impl Sync for Buffer {}
 /// The reason why a buffer cannot be taken back yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InUse {
-    /// A call still has it.
+    /// A call still has the buffer.
     #[error("the call has not ended")]
     Claimed,
     /// Bytes of the message, or clones of them, are still alive.
@@ -105,7 +105,8 @@ impl NamedBuffer {
         let file = landable.map(|landable| landable.file().clone());
         let owner = Box::into_raw(Box::new(owner));
         // SAFETY: `owner` is a live box that nothing else refers to. The exclusive borrow ends when
-        // the owner is taken or dropped, and until then nothing touches the owner but through it.
+        // the owner is taken or dropped, and until then the owner is touched only through this
+        // borrow.
         let bytes = unsafe { &mut *owner }.as_mut();
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: `Box::into_raw` never returns null.
@@ -136,9 +137,10 @@ impl NamedBuffer {
         Some(NamedLease(Arc::new(Claim(self.0.clone()))))
     }
 
-    /// Keeps the whole buffer registered, with one key, from the first grant on until it is closed
-    /// or dropped. A peer that has had a grant can write to the buffer during all that time. A peer
-    /// that has mapped a [`LandableBuf`] can write to it for as long as the peer's process runs.
+    /// Keeps the whole buffer registered, with one key, from the first grant on until the buffer is
+    /// closed or dropped. A peer that has had a grant can write to the buffer during all that time.
+    /// A peer that has mapped a [`LandableBuf`] can write to it for as long as the peer's process
+    /// runs.
     pub fn keep_registered(&self) {
         self.0.state().keeps = true;
     }
@@ -153,8 +155,8 @@ impl NamedBuffer {
         }
     }
 
-    /// Returns `Ready` when no call has the buffer. The end of the call wakes all tasks that have
-    /// polled during it.
+    /// Returns `Ready` when no call has the buffer. When a call ends, all tasks that polled during
+    /// the call are woken.
     pub fn poll_idle(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.0.state();
         if !state.claimed {
@@ -166,8 +168,8 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner. The call succeeds only once, and only when no registration is kept. If a
-    /// registration is kept, the call ends it.
+    /// Returns the owner. This function succeeds only once, and only when no registration is kept.
+    /// If a registration is kept, this function ends the registration.
     ///
     /// Returns [`InUse`] if the buffer is in use. The owner then stays in the buffer.
     ///
@@ -219,7 +221,7 @@ impl Buffer {
     }
 
     /// Ends the registration that an unclaimed buffer keeps, if any. The buffer counts as claimed
-    /// until that is done.
+    /// until the registration has ended.
     fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, BufferState>) {
         let Some(kept) = state.kept.take() else { return };
         state.claimed = true;
@@ -340,10 +342,10 @@ struct View {
 
 impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the range lies within what has been filled, which nothing of this process writes
-        // to while a view is alive, and the owner is not taken (R4, R8). Until its registration
-        // ends a peer can write to it, against the protocol: as with all landed memory it spoils
-        // only what it sent itself, and parsers get copies (`Landed`).
+        // SAFETY: the range lies within the filled part. This process does not write to that part
+        // while a view is alive, and the owner is not taken (R4, R8). Until the registration ends,
+        // a peer can write to the range, against the protocol. As with all landed memory, such a
+        // peer spoils only its own message, and parsers get copies (`Landed`).
         unsafe {
             let start = self.buffer.start.as_ptr().add(self.range.start);
             std::slice::from_raw_parts(start, self.range.len())

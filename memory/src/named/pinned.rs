@@ -12,7 +12,7 @@ use crate::registrar::{Access, Memory, Registration};
 
 /// Registered application memory.
 pub(super) struct Pinned {
-    /// `None` once it has been dropped.
+    /// `None` once the registration has been dropped.
     registration: Option<Box<dyn Registration>>,
     len: usize,
     ledger: Arc<Ledger>,
@@ -38,8 +38,8 @@ impl Pinned {
             }
         };
         let registration = pin(ledger, NonNull::slice_from_raw_parts(addr, len), None, || {
-            // SAFETY: the caller keeps them mapped and writable. Nothing of this process reads or
-            // writes what is granted (R8, R9).
+            // SAFETY: the caller keeps the bytes mapped and writable. No code of this process reads
+            // or writes granted bytes (R8, R9).
             unsafe { ledger.registrar.register(Memory { addr, len, access, file }) }
         })?;
         ledger.counters.registrations.fetch_add(1, Relaxed);

@@ -2,8 +2,9 @@
 //!
 //! The kernel sends SIGXFSZ to a thread that makes a file longer than the limit, and the signal's
 //! default action ends the process. So the limit is checked first. The limit may be lowered between
-//! the check and the call, so the call runs with the signal blocked in its thread, which then takes
-//! the signal back. The program's handlers and masks stay as they are.
+//! the check and the call, so the call runs with the signal blocked in its thread. If the call
+//! raises the signal, the thread then takes the pending signal. The program's handlers and masks
+//! stay as they are.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -45,8 +46,8 @@ fn too_long(len: usize, limit: usize) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, TooLong { len, limit: limit as u64 })
 }
 
-/// Runs a call that makes a file up to `len` bytes long. If the call fails, it returns -1 and sets
-/// errno.
+/// Runs `call`, which makes a file up to `len` bytes long. `call` returns -1 and sets errno if it
+/// fails.
 ///
 /// # Errors
 /// `FileTooLarge`, with the limit and its cure. Otherwise the errors of the call.
@@ -63,10 +64,9 @@ pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<
     }
 }
 
-/// Repeats a call until no signal interrupts it.
+/// Repeats `call` until no signal interrupts it. `call` returns -1 and sets errno if it fails.
 ///
-/// # Errors
-/// The errors of the call except EINTR. The call returns -1 and sets errno if it fails.
+/// # Errors The errors of `call` except EINTR.
 pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
         if call() >= 0 {
@@ -107,7 +107,7 @@ impl Blocked {
         Ok(Blocked { before, was_pending })
     }
 
-    /// Takes the signal back if the call `has_raised` it, and restores the mask.
+    /// Takes the pending signal if the call `has_raised` it, and restores the mask.
     fn end(self, has_raised: bool) {
         if has_raised && !self.was_pending {
             let (signal, now) = (signal_set(), libc::timespec { tv_sec: 0, tv_nsec: 0 });

@@ -16,12 +16,13 @@ use crate::region::page::{HugePages, page};
 /// [`NamedBuffer`](crate::NamedBuffer), it receives messages over shared memory without another
 /// copy.
 ///
-/// The file's length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
+/// The file has a fixed length, and begins as zeros. Children of fork(2) do not have the file
+/// mapped.
 ///
 /// **Use it only with trusted peers.** A mapping cannot be taken away from another process. A
-/// process that has mapped the file can write to it, and to nothing else, for as long as it runs,
-/// even when the buffer has come back. Peers that keep to the protocol unmap the file when its
-/// registration ends.
+/// process that has mapped the file can write to it, and to nothing else, for as long as that
+/// process runs, even after the application has taken the buffer back. Peers that keep to the
+/// protocol unmap the file when its registration ends.
 #[derive(Debug)]
 pub struct LandableBuf {
     mapping: Mapping,
@@ -78,11 +79,12 @@ impl AsMut<[u8]> for LandableBuf {
 /// A mapped memory file to fill, [`freeze`](Self::freeze), and
 /// [register](crate::Pool::register_lendable). Its pages hold nothing else.
 ///
-/// The file's length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
+/// The file has a fixed length, and begins as zeros. Children of fork(2) do not have the file
+/// mapped.
 #[derive(Debug)]
 pub struct LendableBuf {
     mapping: Mapping,
-    /// Bytes: at most the length of the mapping.
+    /// The length in bytes, at most the length of the mapping.
     len: usize,
     file: OwnedFd,
 }
@@ -93,8 +95,8 @@ impl LendableBuf {
     ///
     /// # Errors
     /// `InvalidInput` if `len` is 0. Otherwise the errors of memfd_create(2), fallocate(2), mmap(2)
-    /// and fcntl(2), which returns EINVAL before Linux 5.1, where F_SEAL_FUTURE_WRITE does not
-    /// exist.
+    /// and fcntl(2). Linux before 5.1 has no F_SEAL_FUTURE_WRITE, and fcntl(2) returns EINVAL
+    /// there.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
         let mapped = mapped.ok_or_else(|| no_memory(len as u64))?;
@@ -127,13 +129,12 @@ impl DerefMut for LendableBuf {
 /// Application memory in a memory file whose size, pages and contents cannot change. So peers on
 /// this host can map it and read lent bytes in place (see
 /// [`Pool::register_lendable`](crate::Pool::register_lendable)).
-///
 /// A peer that is lent a part of this memory sees all of it. So the memory should hold only data
-/// that is meant for its readers. It is not mapped in children of fork(2).
+/// that is meant for its readers. Children of fork(2) do not have the memory mapped.
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,
-    /// Bytes: at most the length of the mapping.
+    /// The length in bytes, at most the length of the mapping.
     len: usize,
     file: OwnedFd,
 }
@@ -144,7 +145,7 @@ impl LendableMemory {
     /// Blocks until the file is mapped.
     ///
     /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), because it does
-    /// not pin shared read-only mappings. It does register a [`LendableBuf`].
+    /// not pin shared read-only mappings. Those kernels do register a [`LendableBuf`].
     ///
     /// # Errors
     /// `InvalidInput` with the reason: the file is no memory file, has huge pages, is empty, does
@@ -178,7 +179,7 @@ impl LendableMemory {
 impl AsRef<[u8]> for LendableMemory {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the mapping has `len` bytes and more. Nobody writes to it: the file is sealed
-        // against it, and what had a writable mapping was consumed by `freeze` (R8).
+        // against writing, and `freeze` consumed the value that had a writable mapping (R8).
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
     }
 }

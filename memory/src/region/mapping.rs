@@ -34,13 +34,13 @@ pub(crate) enum MapPlace {
     Random,
 }
 
-/// Mapped memory of this process, or of a file that peers may map. It is page aligned, and zeroed
-/// when it is mapped.
+/// Mapped memory of this process, or of a file that peers may map. The memory is page aligned, and
+/// zeroed when it is mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// Whether peers may have mapped it and may write to it.
+    /// Whether peers may have mapped the memory and may write to it.
     shared: bool,
     /// The process that has mapped the memory, which is not mapped in children (MADV_DONTFORK).
     process: Process,
@@ -173,9 +173,9 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Touches each page, so that it is allocated and mapped. The pages are touched in pieces, so
-    /// that other threads can map memory between two pieces (R20). On Linux 5.14 and later,
-    /// `advice` makes the kernel allocate the pages.
+    /// Touches each page, so that the page is allocated and mapped. The pages are touched in
+    /// pieces, so that other threads can map memory between two pieces (R20). On Linux 5.14 and
+    /// later, `advice` makes the kernel allocate the pages.
     fn populate(&self, advice: libc::c_int) -> io::Result<()> {
         for at in (0..self.len).step_by(POPULATE_STEP) {
             let len = POPULATE_STEP.min(self.len - at);
@@ -214,8 +214,8 @@ impl Mapping {
         let mut nodes: [libc::c_ulong; 1024 / BITS] = [0; 1024 / BITS];
         let Some(word) = nodes.get_mut(node as usize / BITS) else { return };
         *word = 1 << (node as usize % BITS);
-        // SAFETY: the range is this mapping, whose contents no policy changes, and the mask has the
-        // bits that the call is told of: one less than the number (R8).
+        // SAFETY: the range is this mapping, whose contents no policy changes. The call gets the
+        // number of bits of the mask plus one, and reads only the bits of the mask (R8).
         let refused = unsafe {
             libc::syscall(
                 libc::SYS_mbind,

@@ -44,8 +44,8 @@ pub fn may_make(len: usize) -> io::Result<()> {
     create(c"tonic-rdma-probe").map(drop)
 }
 
-/// Creates a file of `len` zero bytes that has all of its pages. The caller then maps it, and seals
-/// it with [`seal_for_readers`].
+/// Creates a file of `len` zero bytes, with all pages allocated. The caller then maps the file, and
+/// seals it with [`seal_for_readers`].
 ///
 /// # Errors
 /// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2) and
@@ -201,7 +201,8 @@ fn seal(file: &OwnedFd, more: libc::c_int) -> io::Result<()> {
 
 fn create(name: &CStr) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Some hosts allow only non-executable files. Kernels before 6.3 do not know that flag.
+    // Some hosts allow only non-executable files. Kernels before 6.3 do not know the flag for such
+    // files.
     for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
         let mut fd = -1;
         let created = retry(|| {

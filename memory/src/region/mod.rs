@@ -65,7 +65,7 @@ impl Region {
         registrar: &dyn Registrar,
         access: Access,
     ) -> Result<Self, RegisterError> {
-        // Registering allocates the pages.
+        // Set the node before registering, because registering allocates the pages.
         if let Some(node) = registrar.numa_node() {
             mapping.prefer_node(node);
         }

@@ -2,8 +2,8 @@
 //!
 //! All queue pairs of a device share one protection domain, so a device accepts the rkey of a chunk
 //! from every connected peer. A peer that knows the key of another connection's chunk lacks only
-//! its address. A WRITE to a wrong address ends the peer's connection, and a new one needs a new
-//! ticket. So a peer has one guess per ticket.
+//! its address. A WRITE to a wrong address ends the peer's connection, and a new connection needs a
+//! new ticket. So a peer has one guess per ticket.
 //!
 //! | the device | peers use | which is random in | bits | a guess at a chunk of 2^k bytes succeeds once in |
 //! |---|---|---|---|---|
@@ -38,7 +38,7 @@ fn random() -> io::Result<u64> {
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         match usize::try_from(got) {
             Ok(got) if got == bytes.len() => return Ok(u64::from_ne_bytes(bytes)),
-            // Interrupted by a signal.
+            // A signal has interrupted the call.
             Ok(_) => {}
             Err(_) => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::Interrupted => {}

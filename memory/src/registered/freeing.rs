@@ -31,7 +31,7 @@ pub(crate) fn bytes() -> usize {
     BYTES.load(SeqCst)
 }
 
-/// Drops a value on the thread, or right here if no thread can be started.
+/// Drops a value on the thread, or on the caller's thread if no thread can be started.
 pub(crate) fn free(len: usize, held: impl Send + 'static) {
     BYTES.fetch_add(len, SeqCst);
     let mut state = queue();

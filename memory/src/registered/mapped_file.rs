@@ -109,7 +109,7 @@ impl MappedRange {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// The range. `None` while it changes, when no code reads from it.
+    /// The range, or `None` while the range changes. No code reads from the range at that time.
     fn range(&self) -> Option<(usize, usize)> {
         let version = self.version.load(SeqCst);
         let range = (self.start.load(SeqCst), self.end.load(SeqCst));
@@ -236,7 +236,7 @@ fn mend(addr: usize) -> bool {
     let Some(entry) = entries().find(lies_in) else { return false };
     let page = PAGE.load(SeqCst);
     // The range is counted and marked before zeros are mapped, so that code that reads the zeros
-    // finds both.
+    // finds the count and the mark.
     TRUNCATED.fetch_add(1, SeqCst);
     if entry.truncated.swap(true, SeqCst) {
         TRUNCATED.fetch_sub(1, SeqCst);

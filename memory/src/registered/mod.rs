@@ -37,7 +37,7 @@ pub struct PoolRegistration(KeepAlive);
 /// The fields are dropped in their order: the keys stop working before the memory is dropped, and
 /// the registrar outlives the keys.
 struct DeviceRegistration {
-    /// `None` once it has been dropped.
+    /// `None` once the registration has been dropped.
     registration: Option<Box<dyn Registration>>,
     /// The first byte.
     start: usize,
@@ -142,11 +142,11 @@ impl PoolRegistration {
     }
 }
 
-/// Held from the check of the limit to the end of the registration, so that no two regions count on
-/// the same room.
+/// The lock is held from the check of the limit until the memory is registered, so that no two
+/// regions count on the same room.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Registers memory if the limit still leaves room for all of the pool's own memory, and for that
+/// Registers memory if the limit still leaves room for all memory of this pool, and for all memory
 /// of the pool of `other`.
 pub(crate) fn pin(
     ledger: &Ledger,
@@ -196,8 +196,9 @@ impl Drop for Registered {
         held.ledger.index.remove(held.start);
         held.ledger.counters.application.fetch_sub(held.counted, Relaxed);
         // The last holder may be a completion, whose connection is locked. Unpinning takes time,
-        // and the memory's owner belongs to the application, so its Drop may use the connection.
-        // An arena is about to unmap its memory.
+        // and the memory's owner belongs to the application, so its Drop may use the connection. An
+        // arena waits for the end of its registration here, because it is about to unmap its
+        // memory.
         match held.memory.is_some() && held.ledger.registrar.is_slow() {
             true => freeing::free(if held.ledger.registrar.pins() { held.len } else { 0 }, held),
             false => drop(held),

@@ -1,5 +1,5 @@
-//! Send memory of other pools. A program fills a buffer of one device's pool before it is known by
-//! which device the call leaves. The arena that such a buffer lies in is registered with the other
+//! Send memory of other pools. A program fills a buffer of one device's pool before it knows which
+//! device will send the call. The arena in which such a buffer lies is registered with the other
 //! device as well, at its first use there.
 //!
 //! | an arena is | on | next |
@@ -57,7 +57,7 @@ impl OtherPools {
         let (by, bytes, on_thread) = (ledger.clone(), bytes.clone(), further.clone());
         let register = move || {
             let made = on_thread.register(&by, &other);
-            // The bytes go last: they keep their slot, so the arena outlives its registrations.
+            // Drop the bytes last: they keep their slot, so the arena outlives its registrations.
             drop((on_thread, bytes));
             made
         };
@@ -93,7 +93,7 @@ enum Progress {
 }
 
 impl FurtherRegistrations {
-    /// Begins without registrations, for an arena of `len` bytes at `addr`.
+    /// Creates a value without registrations, for an arena of `len` bytes at `addr`.
     pub(crate) fn new(addr: NonNull<u8>, len: usize) -> Self {
         FurtherRegistrations { addr, len, all: Mutex::default() }
     }
@@ -116,7 +116,8 @@ impl FurtherRegistrations {
         }
     }
 
-    /// Registers the arena with the device of `ledger`. `other` is the accounting of its pool.
+    /// Registers the arena with the device of `ledger`. `other` is the accounting of the arena's
+    /// pool.
     fn register(&self, ledger: &Arc<Ledger>, other: &Ledger) -> bool {
         let range = NonNull::slice_from_raw_parts(self.addr, self.len);
         // SAFETY: the arena owns this value and drops it before its memory. A work request that

@@ -1,5 +1,5 @@
-//! Pool memory on systems other than Linux. It is ordinary memory of this process, which no peer
-//! maps and no device uses.
+//! Pool memory on systems other than Linux. The pool has ordinary memory of this process, which no
+//! peer maps and no device uses.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -18,7 +18,7 @@ pub(crate) enum MapPlace {
     Random,
 }
 
-/// Memory of this process. It is page aligned, and zeroed when it is made.
+/// Memory of this process. The memory is page aligned, and zeroed when it is made.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
