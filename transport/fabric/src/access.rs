@@ -34,7 +34,8 @@ impl ShmAccess {
 /// The processes on this host to which send memory is lent. Each such process maps the memory of
 /// its connection read-only, and reads messages in the sender's memory.
 ///
-/// Such a process can at any time see what the sender writes to buffers of that connection.
+/// At any time, such a process can see everything that the sender writes to buffers of that
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lending {
@@ -67,9 +68,9 @@ pub struct HostProcess {
 }
 
 impl HostProcess {
-    /// Returns the process that now has this number in this process's PID namespace. The result is
-    /// certainly the intended process only if that process cannot have ended since the caller
-    /// learnt its number. A child that was not waited for is an example.
+    /// Returns the process that now has this number in this process's PID namespace. If the
+    /// intended process may have ended since the caller learnt its number, the result may be
+    /// another process. A child keeps its number until its parent has waited for it.
     ///
     /// # Errors
     /// `NotFound` if there is no such process, or /proc does not show it.
@@ -85,7 +86,7 @@ impl HostProcess {
     /// even if processes end and begin during the call.
     ///
     /// # Errors
-    /// Those of [`by_pid`](Self::by_pid), and `InvalidInput` if the descriptor is no pidfd.
+    /// The errors of [`by_pid`](Self::by_pid), and `InvalidInput` if the descriptor is no pidfd.
     #[cfg(target_os = "linux")]
     pub fn by_pidfd(pidfd: impl std::os::fd::AsFd) -> io::Result<HostProcess> {
         use std::os::fd::AsRawFd as _;

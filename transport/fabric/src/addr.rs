@@ -115,7 +115,7 @@ impl ShmAddr {
     /// Creates a unique name that cannot be guessed.
     pub fn unique() -> ShmAddr {
         use std::hash::{BuildHasher, RandomState};
-        // Each state has new keys, from the system's randomness.
+        // Each `RandomState` has new keys, from the system's randomness.
         let random = || RandomState::new().hash_one(std::process::id());
         ShmAddr(format!("tonic-rdma.{:016x}{:016x}", random(), random()).into())
     }
@@ -156,8 +156,8 @@ pub struct PeerInfo {
     /// The peer's address and RDMA port, or its process.
     pub remote: Addr,
     /// The payload of the longest packet in bytes, the smaller of both ends' MTUs. `None` if there
-    /// are no packets, or if this end does not choose their length. This end does not choose it
-    /// over iWARP, or if librdmacm brings queue pairs up.
+    /// are no packets, or if this end does not choose the length of packets. Over iWARP, or if
+    /// librdmacm brings queue pairs up, this end does not choose that length.
     pub path_mtu: Option<u32>,
 }
 

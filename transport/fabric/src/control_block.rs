@@ -17,7 +17,7 @@
 //! | held, extra and to be removed | absent | `retire` |
 //! | absent | held | `revive` |
 
-// Shared memory neither adds RECVs nor takes work from the block by address.
+// The shared-memory provider neither adds RECVs nor takes work from the block by address.
 #![cfg_attr(not(any(feature = "test-util", feature = "verbs")), allow(dead_code))]
 
 use std::ptr::NonNull;
@@ -150,7 +150,8 @@ impl ControlBlock {
     }
 
     /// Leases the SEND slots of a busy connection, if the pool can spare the memory, and returns
-    /// their number if it has changed. Work in flight uses the slots at rest, whose memory stays.
+    /// their number if it has changed. Work in flight uses the SEND slots in the block, whose
+    /// memory stays.
     pub(crate) fn lease_sends(&mut self, pool: &Pool) -> Option<u32> {
         let (few, many) = self.sends;
         if self.busy_sends.is_some() || few == many {

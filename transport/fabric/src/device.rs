@@ -154,8 +154,8 @@ pub struct DeviceInfo {
     /// This host's IP addresses that rdma_cm finds on the device. A device without an address
     /// cannot be used.
     pub addresses: Vec<IpAddr>,
-    /// The errno with which this process failed to open the device. If it is set, only the name is
-    /// known.
+    /// The errno with which this process failed to open the device. If this field is set, only the
+    /// name of the device is known.
     pub unopened: Option<i32>,
 }
 

@@ -1,4 +1,4 @@
-//! The errors of this crate. They say whose fault it is, which verb failed, and what to do.
+//! The errors of this crate. The errors say whose fault it is, which verb failed, and what to do.
 //!
 //! | error | what happened |
 //! |---|---|
@@ -268,9 +268,9 @@ pub enum ConnectError {
         /// The limit.
         after: Duration,
     },
-    /// The connection was lost before a message of 4,096 bytes had arrived each way. Short packets
-    /// do arrive, so the MTU at this end, at the peer or at a switch between them is too small, or
-    /// the peer has ended.
+    /// The connection was lost before a message of 4,096 bytes had arrived in each direction. Short
+    /// packets do arrive, so the MTU at this end, at the peer or at a switch between them is too
+    /// small, or the peer has ended.
     #[error("{} to {addr} was lost before a message of 4096 bytes arrived: {source}", addr.connection())]
     LongPackets {
         /// The peer.
@@ -413,14 +413,14 @@ pub enum ConnectError {
     Fabric(#[from] FabricError),
 }
 
-/// The reason why a link is dead. Only after [`Misuse`](LinkError::Misuse) is the link still
-/// usable.
+/// The reason why a link is dead. [`Misuse`](LinkError::Misuse) is an exception: after this error
+/// the link is still usable.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
     /// A work request failed (R7). The status shows whose fault it is. Exceeded retries mean that
     /// the peer or the network does not answer. A remote access error means that the peer took its
-    /// memory back, or that this end wrote where it may not.
+    /// memory back, or that this end wrote to memory that it may not write to.
     #[error("{verb} to {peer} failed: {status} (status {code}, vendor error {vendor_err:#x})")]
     Completion {
         /// The kind of work.

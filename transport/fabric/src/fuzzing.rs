@@ -8,8 +8,8 @@ use crate::shm::offers::Taken;
 use crate::shm::ring::{Put, Reader, RingBreach, Shape, Words, Writer};
 use crate::shm::socket::wire::Message;
 
-/// Memory that a stranger also writes to. It is exactly as long as stated, so an access beyond the
-/// end panics.
+/// Memory that a stranger also writes to. The memory has exactly the given length, so an access
+/// beyond the end panics.
 #[derive(Clone)]
 struct Memory(Arc<[AtomicU64]>);
 

@@ -66,8 +66,8 @@ impl HostSnapshot {
         }
     }
 
-    /// Takes a snapshot. It includes the devices of the addresses `in_use`, because an address can
-    /// move to another device. Items that cannot be read are left out.
+    /// Takes a snapshot. The snapshot includes the devices of the addresses `in_use`, because an
+    /// address can move to another device. Items that cannot be read are left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     pub fn now(in_use: &BTreeSet<IpAddr>) -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;

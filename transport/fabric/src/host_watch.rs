@@ -1,4 +1,4 @@
-//! The host watch in a build without RDMA, where it reports nothing.
+//! The host watch of builds without RDMA. Such a watch reports nothing.
 
 use std::io;
 

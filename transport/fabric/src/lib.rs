@@ -1,10 +1,10 @@
 //! The fabric boundary of tonic-rdma: the verbs model in safe Rust, and its providers.
 //!
-//! A [`Fabric`] is one device that can carry connections. It registers memory, through the
-//! [`Registrar`](tonic_rdma_memory::Registrar) of a [`Pool`](tonic_rdma_memory::Pool). It
-//! [listens](Fabric::listen) and [connects](Fabric::connect), which gives [`Link`]s. A link is a
-//! connected, reliable queue pair with its completion queue, its connection-manager id and its
-//! control block.
+//! A [`Fabric`] is one device that can carry connections. The fabric registers memory through the
+//! [`Registrar`](tonic_rdma_memory::Registrar) of a [`Pool`](tonic_rdma_memory::Pool). The fabric
+//! makes [`Link`]s when it [connects](Fabric::connect) to a peer, or when it
+//! [listens](Fabric::listen) and accepts a peer. A link is a connected, reliable queue pair with
+//! its completion queue, its connection-manager id and its control block.
 //!
 //! # Map
 //!
@@ -30,9 +30,9 @@
 //!
 //! # The control block
 //!
-//! Every link owns one block of registered memory. The link takes the block from the pool with
-//! [`Pool::control`](tonic_rdma_memory::Pool::control) when it is made, and returns the block when
-//! it is dropped:
+//! Every link owns one block of registered memory. When the link is made, it takes the block from
+//! the pool with [`Pool::control`](tonic_rdma_memory::Pool::control). When the link is dropped, it
+//! returns the block:
 //!
 //! ```text
 //! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |

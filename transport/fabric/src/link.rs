@@ -36,7 +36,7 @@ pub struct Caps {
     /// be registered or staged, because the link copies while the work is queued.
     pub any_memory: bool,
     /// Whether [`Link::poll`] reports the end of the peer's process, however the process ends and
-    /// even if nothing is sent. No [probes](Link::probe) are needed then.
+    /// even if nothing is sent. Such a link needs no [probes](Link::probe).
     pub tells_end: bool,
     /// How long a [probe](Link::probe) may stay unanswered. A device that detects missing
     /// acknowledgements ends the link earlier. This time limit then covers a device that has
@@ -99,7 +99,7 @@ pub enum Work {
         len: usize,
     },
     /// RDMA WRITE into memory that the peer granted. The peer does not notice the WRITE until a
-    /// later SEND tells it (R3, R4).
+    /// later SEND tells the peer about it (R3, R4).
     Write {
         /// The bytes, at most [`Caps::max_msg`] of them.
         src: WriteSource,
@@ -188,7 +188,8 @@ pub trait Link: Send + 'static {
     fn peer(&self) -> &PeerInfo;
 
     /// Number of free places in the send queue. 0 is back-pressure, not an error: completions free
-    /// more (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in flight.
+    /// further places (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in
+    /// flight.
     fn send_room(&self) -> usize;
 
     /// The control block with SEND slots and staging memory. Its length is
@@ -210,11 +211,11 @@ pub trait Link: Send + 'static {
     ///   memory outside the SEND slots (pool memory or staging). So an idle connection keeps no
     ///   payload.
     ///
-    /// So the completions of only a few SEND slots can stay unreported for long, and never those of
-    /// more than half of the slots.
+    /// So only the completions of a few SEND slots can stay unreported for long, and at most those
+    /// of half of the slots.
     ///
-    /// A link that copies while work is queued returns [`Posted::Done`] instead, and reports
-    /// nothing.
+    /// A link that copies the bytes while work is queued returns [`Posted::Done`] instead, and
+    /// reports no completion.
     ///
     /// A reported completion need not wake the link. As long as fewer than half of the SEND slots
     /// and of the queue are in use, and no payload and no `signal` is in flight, completions wake
@@ -228,9 +229,9 @@ pub trait Link: Send + 'static {
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
 
     /// Gives only this link's peer access to the landing memory behind a remote key (R12). Call
-    /// this before the SEND that first tells the peer the key: once the peer has received that
-    /// SEND, it can WRITE to the memory. The call costs next to nothing if the peer already has
-    /// access, and does nothing if the device checks keys itself. Returns [`Shared::No`] if the
+    /// this function before the SEND that first tells the peer the key: once the peer has received
+    /// that SEND, it can WRITE to the memory. The call costs next to nothing if the peer already
+    /// has access, and does nothing if the device checks keys itself. Returns [`Shared::No`] if the
     /// peer has reported that it cannot map that memory.
     ///
     /// # Errors
@@ -239,11 +240,11 @@ pub trait Link: Send + 'static {
     fn share(&mut self, rkey: u32) -> Result<Shared, LinkError>;
 
     /// Gives this link's peer access to the application buffer behind a remote key. Call this
-    /// before the SEND that first tells the peer the key, and again after later polls as long as
-    /// the result is [`Shared::Asked`]. The peers of other links may also have access.
+    /// function before the SEND that first tells the peer the key, and again after later polls as
+    /// long as the result is [`Shared::Asked`]. The peers of other links may also have access.
     ///
     /// # Errors
-    /// Those of [`share`](Link::share).
+    /// The errors of [`share`](Link::share).
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         let _ = rkey;
         Ok(Shared::Yes)
@@ -274,7 +275,7 @@ pub trait Link: Send + 'static {
         false
     }
 
-    /// Ends a lease that the peer has returned, or was never told about.
+    /// Ends a lease that the peer has returned, or that the peer was never told about.
     fn end_lease(&mut self, lease: u32) {
         let _ = lease;
     }
@@ -290,8 +291,8 @@ pub trait Link: Send + 'static {
         Err(LinkError::Breach { what, peer: Box::new(peer) })
     }
 
-    /// Moves the peer's leases whose bytes are no longer read to `out`. `waker` is woken when there
-    /// are more such leases.
+    /// Moves the peer's leases whose bytes are no longer read to `out`. `waker` is woken when the
+    /// bytes of a further lease are no longer read.
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
         let _ = (waker, out);
     }
@@ -306,8 +307,8 @@ pub trait Link: Send + 'static {
     /// [`Completion::Answered`] reports the answer (R24). A probe is work of length zero that needs
     /// no memory and no credit: a WRITE, which completes when it is acknowledged, or a READ over
     /// iWARP, where a WRITE completes without an acknowledgement. Does nothing while an earlier
-    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`]. Returns whether the
-    /// device was asked.
+    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`] is true. Returns
+    /// whether the device was asked.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
@@ -321,7 +322,7 @@ pub trait Link: Send + 'static {
         false
     }
 
-    /// Continues the wait that the last message ended. Call this if everything that
+    /// Continues the wait that the last message ended. Call this function if everything that
     /// [`poll`](Link::poll) has just reported only concerns the transport, so that no task answers
     /// it.
     fn wait_goes_on(&mut self) {}

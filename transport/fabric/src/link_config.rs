@@ -35,9 +35,9 @@ pub struct LinkConfig {
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
-    /// four. If memory is short, a connection gets 8. Default 31: at 400 Gb/s, 31 WRITEs of 64 KiB
-    /// take 40 us. Soft-RoCE rounds the size of a queue up to a power of two and leaves one place
-    /// empty. There this queue takes 20 KiB of a process.
+    /// four. If memory is short, a connection gets a queue of 8 requests. Default 31: at 400 Gb/s,
+    /// 31 WRITEs of 64 KiB take 40 us. Soft-RoCE rounds the size of a queue up to a power of two
+    /// and leaves one place empty. On Soft-RoCE this queue takes 20 KiB of a process.
     pub send_queue: u32,
     /// Longest payload in bytes that should travel inside the work request itself. The device may
     /// grant less, as [`Caps::max_inline`](crate::Caps::max_inline) says. Default 256.

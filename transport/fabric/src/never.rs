@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 
-/// A type without values. In a build without providers, it keeps the providers' enums from being
-/// empty.
+/// A type without values. In a build without providers, this type keeps the providers' enums from
+/// being empty.
 #[derive(Clone, Debug)]
 pub struct Never(Infallible);
 

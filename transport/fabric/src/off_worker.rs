@@ -28,10 +28,10 @@ pub async fn off_worker<T: Send + 'static>(
     }
 }
 
-/// The work on its way, with a result of any type.
+/// Running work, with a result of any type.
 type Running = Pin<Box<dyn Future<Output = io::Result<Box<dyn Any + Send>>> + Send>>;
 
-/// Neither work nor result have a type here, so that the future is compiled only once.
+/// The types of the work and of its result are erased, so that the future is compiled only once.
 fn run(work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>) -> Running {
     Box::pin(async {
         let (done, result) = oneshot::channel();
@@ -50,8 +50,8 @@ fn run(work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>) -> Running {
     })
 }
 
-/// Runs work on a thread of its own. A thread of tokio's pool is no alternative: tokio panics if it
-/// cannot start one, and a runtime that shuts down waits for them.
+/// Runs work on a separate thread. The threads of tokio's pool are no alternative: tokio panics if
+/// it cannot start a thread, and a runtime that shuts down waits for these threads.
 ///
 /// # Errors
 /// The system refuses a thread (EAGAIN). The work is then dropped on this thread.

@@ -109,7 +109,7 @@ impl Fabric {
     /// list to one device.
     ///
     /// # Errors
-    /// Those of [`devices`](Fabric::devices).
+    /// The errors of [`devices`](Fabric::devices).
     pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::local_addresses(only);
@@ -120,8 +120,8 @@ impl Fabric {
         }
     }
 
-    /// Returns the pairs of source and destination for which the kernel has a route that leaves by
-    /// the interface of the source. Blocks for some microseconds a pair.
+    /// Returns the pairs of source and destination for which the kernel has a route that leaves
+    /// through the interface of the source. Blocks for some microseconds for each pair.
     ///
     /// # Errors
     /// The kernel does not answer, for instance because a filter of system calls forbids netlink.
@@ -177,7 +177,7 @@ impl Fabric {
     /// listed.
     ///
     /// # Errors
-    /// Those of [`open`](Fabric::open).
+    /// The errors of [`open`](Fabric::open).
     pub fn open_listed(listed: &[DeviceInfo], name: Option<&str>) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return VerbsDevice::open_among(listed, name).map(Fabric::Verbs);
@@ -248,7 +248,7 @@ impl Fabric {
     /// can share memory if they can reach each other's sockets.
     ///
     /// # Errors
-    /// Those of [`shm`](Fabric::shm), and [`FabricError::Shm`] if /proc cannot be read.
+    /// The errors of [`shm`](Fabric::shm), and [`FabricError::Shm`] if /proc cannot be read.
     pub fn boot_id() -> Result<String, FabricError> {
         #[cfg(all(target_os = "linux", feature = "shm"))]
         return crate::shm::boot_id();
@@ -413,10 +413,10 @@ impl Fabric {
     /// seconds if long packets are lost.
     ///
     /// # Errors
-    /// Those of [`connect`](Fabric::connect).
+    /// The errors of [`connect`](Fabric::connect).
     ///
     /// # Cancel safety
-    /// That of [`connect`](Fabric::connect).
+    /// Like [`connect`](Fabric::connect).
     pub async fn connect_telling(
         &self,
         addr: &Addr,
@@ -434,8 +434,8 @@ impl Fabric {
             Fabric::Verbs(d) => {
                 let addr = self.ip(addr)?;
                 let connecting = d.connect(addr, config, pool, private_data, timeout, answered);
-                // The future lies on the heap. Otherwise connections over other providers would
-                // also carry its several KiB.
+                // The future lies on the heap. Otherwise the futures of connections over other
+                // providers would also carry its several KiB.
                 let (link, private_data) = Box::pin(connecting).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }

@@ -11,7 +11,7 @@ use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
 
 use crate::error::Verb;
 
-/// Memory outside the SEND slots that posted work keeps from being reused (R10).
+/// The memory that a work request keeps from being reused until the request is done (R10).
 #[derive(Debug)]
 pub(crate) enum HeldMemory {
     /// A SEND slot, which is part of the control block.
@@ -39,7 +39,7 @@ pub(crate) struct SendQueue {
     depth: usize,
     /// The number of consecutive requests of which one is signalled.
     signal_interval: u32,
-    /// Requests since the last signalled one.
+    /// The number of requests since the last signalled request.
     unsignalled: u32,
     /// Whether one of the unsignalled requests holds pool memory or staging.
     holds_memory: bool,

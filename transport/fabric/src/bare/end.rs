@@ -1,7 +1,7 @@
 //! One end of a bare connection, which posts SENDs and WRITEs and waits for messages.
 //!
-//! The peer says how many WRITEs it wants, and over shared memory each WRITE is done as soon as it
-//! is queued. So this end charges every work request and every completion to the task's turn (R20).
+//! The peer says how many WRITEs it wants. Over shared memory each WRITE is done as soon as it is
+//! queued. So this end charges every work request and every completion to the task's turn (R20).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +18,7 @@ use crate::turn;
 
 /// Number of work requests between two checks of the link.
 const LOOK: u64 = 128;
-/// Minimum bytes of a place.
+/// The minimum length of a place in bytes.
 const SHORTEST: usize = 4096;
 /// Maximum number of WRITEs in flight.
 const MAX_IN_FLIGHT: usize = 1024;
@@ -308,8 +308,8 @@ pub struct BareLimits {
     /// Length in bytes of each place, which limits the longest WRITE. The accepting end grants
     /// places that are no longer than the connecting end's places.
     pub place_len: usize,
-    /// All places together may take 1 / `landing_part` of the pool's landing memory. If that is
-    /// less than one place, places are shorter. The rest of the landing memory is for calls,
+    /// All places together may take 1 / `landing_part` of the pool's landing memory. If this part
+    /// is shorter than one place, places are shorter. The rest of the landing memory is for calls,
     /// because a bare connection keeps its memory while calls wait.
     pub landing_part: usize,
     /// Bytes of source memory, parts of which WRITEs use in turn. At least as long as one WRITE.

@@ -26,7 +26,7 @@ use crate::provider::AnyLink;
 /// to the connecting end is never read.
 ///
 /// # Errors
-/// The function always returns an error, the reason why the connection ended. It is
+/// The function always returns an error, the reason why the connection ended. The error is
 /// [`LinkError::Disconnected`] if the peer has closed the connection.
 ///
 /// # Cancel safety
@@ -41,7 +41,7 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<(), 
             }
             BareMessage::Places(places) => {
                 end.set_places(places);
-                // The places are as long as the peer's, so WRITEs are alike in both directions.
+                // The places are as long as the peer's places, so both ends can do the same WRITEs.
                 end.send_places(end.longest_place()).await?;
             }
             BareMessage::Write(writes) => {
@@ -137,11 +137,11 @@ impl Bare {
         self.echo(1, 1, 1).await
     }
 
-    /// Makes the other end WRITE to this end in the same way, by requests of at most
-    /// [`BareLimits::requested`] bytes and [`BareLimits::requested_writes`] WRITEs.
+    /// Makes the other end WRITE to this end in the same way as [`write`](Self::write), by requests
+    /// of at most [`BareLimits::requested`] bytes and [`BareLimits::requested_writes`] WRITEs.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write).
+    /// The errors of [`write`](Self::write).
     pub async fn written(
         &mut self,
         len: usize,

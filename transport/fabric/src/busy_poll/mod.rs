@@ -7,13 +7,13 @@
 //! of magnitude between machines, so it is measured (`shm::wakeup::wake_cost`, `verbs::wake_cost`).
 //! The price of a sleep is [`PRICE`] wake-ups.
 //!
-//! An end learns whether polling pays from the time that each wait would have taken if neither end
-//! had slept: the length of the wait, less one wake-up if this end slept, and less another wake-up
-//! if the peer slept and had to be woken. So two ends that sleep learn that both could poll,
-//! without having to try. Waits after a SEND and waits after a message each have a
-//! [`WaitEstimate`]. So a server that works for long before it answers does not poll while it
-//! works, but may poll for the next request. A message that only concerns the transport, such as a
-//! grant, changes nothing: an end that waited for an answer still waits for it.
+//! An end learns from each wait whether polling pays. For this, the end computes how long the wait
+//! would have taken if neither end had slept: the length of the wait, less one wake-up if this end
+//! slept, and less another wake-up if the peer slept and had to be woken. So two ends that sleep
+//! learn that both could poll, without having to try. Waits after a SEND and waits after a message
+//! each have a [`WaitEstimate`]. So a server that works for long before it answers does not poll
+//! while it works, but may poll for the next request. A message that only concerns the transport,
+//! such as a grant, changes nothing: an end that waited for an answer still waits for that answer.
 //!
 //! | expected wait | what the end does |
 //! |---|---|
@@ -33,9 +33,9 @@
 //! | Ready | the message only concerned the transport | as before the message: Idle, or Ready for the same wait |
 //!
 //! In the long run, unsuccessful polls of all links of a process together take at most 1 /
-//! [`DIVISOR`] of one processor. When this budget is used up, an end whose last
-//! poll was successful may poll once more. If that poll fails, it is charged, and the end does not
-//! poll until the debt is paid. An end without traffic since it last slept does not poll.
+//! [`DIVISOR`] of one processor. When this budget is used up, an end whose last poll was successful
+//! may poll once more. If that poll fails, it is charged, and the end does not poll until the debt
+//! is paid. An end without traffic since it last slept does not poll.
 
 #[cfg(test)]
 mod tests;
@@ -45,15 +45,15 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_memory::PerProcess;
 
-/// No poll begins if a wake-up takes less than this time, or if polls are limited to less.
+/// No poll begins if a wake-up takes less than this time, or if the limit of a poll is shorter.
 const MIN_COST: Duration = Duration::from_micros(2);
 /// Number of checks between two yields to other tasks. At 40 to 140 cycles each, the checks take
 /// one or two microseconds.
 const SPINS: u32 = 32;
 /// The price of a sleep, in wake-ups. With one sleep, a call of 4 KiB took 40 us, and 64 us of
-/// processor time at both ends together. Without the sleep, the call took 15 us and 30 us. A
-/// wake-up took 8 us on that machine (`compare --rows full --only up-4KiB-x1`, an Intel Xeon,
-/// family 6 model 207).
+/// processor time at both ends together. Without the sleep, the call took 15 us, and 30 us of
+/// processor time. A wake-up took 8 us on that machine (`compare --rows full --only up-4KiB-x1`, an
+/// Intel Xeon, family 6 model 207).
 const PRICE: u32 = 4;
 /// A wait counts as at most this many prices, so that an endless wait is forgotten after five short
 /// waits.
@@ -232,8 +232,8 @@ impl<M: Machine> BusyPoll<M> {
             .then_some(poll_length)
     }
 
-    /// Records that something was sent, to which an answer may come. `woken` says whether the peer
-    /// slept and was woken. `None` means that the device does not say. The peer then counts as
+    /// Records that this end has sent something that the peer may answer. `woken` says whether the
+    /// peer slept and was woken. `None` means that the device does not say. The peer then counts as
     /// sleeping if the last answer took longer than a wake-up.
     pub(crate) fn sent(&mut self, woken: Option<bool>) {
         match self.state {

@@ -79,7 +79,7 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
-    // This must happen before the peer answers, because the answer may have to show its sender.
+    // Create the candidate before the peer answers, because the answer may have to show its sender.
     let candidate = Candidate::of(&mut socket);
     let hello = Message::Hello {
         shape: own_end.shape,
@@ -171,7 +171,7 @@ fn no_room(addr: Addr, errno: u32) -> ConnectError {
 }
 
 /// Waits until the server has taken the descriptors of RING. The server may fail to take them, so
-/// no call can be made before. Returns the server's error if the server has no room for the
+/// no call may be made before that. Returns the server's error if the server has no room for the
 /// connection.
 async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
     let message = match socket.next().await {

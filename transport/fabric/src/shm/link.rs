@@ -560,7 +560,7 @@ impl ShmLink {
                 return Poll::Pending;
             }
             // The task is registered for the socket and for wake-ups before the flag is set, and
-            // the ring is checked afterwards, so nothing is missed in between.
+            // the ring is checked afterwards, so that no message is missed in between.
             match self.poll_socket(cx, out) {
                 Poll::Ready(Ok(())) => continue,
                 // Messages that the peer sent before the end are still delivered.

@@ -8,9 +8,9 @@
 //! | let in | OPEN: this end has taken the descriptors; or REFUSED, with the cause, and the client takes another path | no |
 //!
 //! So this end opens no file of a client before the client's ticket is checked. Descriptors that a
-//! client sends before that are closed with its socket. The threads that close them serve no
-//! admitted clients. While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is
-//! accepted.
+//! client sends earlier are closed with the client's socket. The threads that close such sockets
+//! serve no admitted clients. While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection
+//! is accepted.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -46,8 +46,8 @@ const MAX_PENDING: usize = 64;
 const LIMITS: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
 /// Maximum number of sockets of clients without a checked ticket that wait to be closed.
 const MAX_STRANGER_JOBS: usize = 256;
-/// Maximum number of sockets of one user's peers that wait to be closed. Beyond that, the user's
-/// next peer waits to be admitted.
+/// Maximum number of sockets of one user's peers that wait to be closed. Beyond this number, the
+/// user's next peer waits to be admitted.
 const MAX_CLOSING: usize = 256;
 /// Pause before [`MAX_CLOSING`] is checked again.
 const CLOSING_PAUSE: Duration = Duration::from_millis(10);
@@ -214,7 +214,7 @@ impl ShmIncoming {
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
-    /// Waits for the peer's ring. From here on the peer may pass descriptors.
+    /// Waits for the peer's ring. From now on the peer may pass descriptors.
     pub async fn accept(
         self,
         config: &LinkConfig,
@@ -266,8 +266,8 @@ impl ShmIncoming {
             FabricError::MemoryFile { source, .. } => refuse(&socket, source),
             error => refuse(&socket, &io::Error::other(error.to_string())),
         })?;
-        // This must happen before the peer sends its ring, because the message with the ring may
-        // have to show its sender.
+        // Create the candidate before the peer sends its ring, because the message with the ring
+        // may have to show its sender.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };
@@ -279,7 +279,7 @@ impl ShmIncoming {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
-        // A new socket has room for the message, so this does not wait.
+        // A new socket has room for the message, so the call does not wait.
         socket.send(&accept.encode(), &[own_end.file.as_fd()]).map_err(failed)?;
         let SocketMessage { bytes, has_fds } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;

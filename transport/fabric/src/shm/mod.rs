@@ -29,13 +29,14 @@
 //! that end frees the other pages when they hold no messages
 //! ([`Link::shrink`](crate::Link::shrink)).
 //!
-//! A handshake is three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the ring
-//! of the accepting end and the number of its runtime. RING carries the ring of the connecting end
-//! and the number of the channel that this end has chosen (`wakeup::channels`). Until the accepting
-//! end has the channel's eventfds and page, RING also carries them. A process opens no descriptor
-//! from a peer before it has checked the peer's ticket. Calls that may block on such a descriptor
-//! run on dedicated threads (`blocking`). In particular, no task opens, waits for or closes an
-//! unknown file: tasks wait only for sockets, and for descriptors that were found to be eventfds.
+//! A handshake has three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the
+//! ring of the accepting end and the number of its runtime. RING carries the ring of the connecting
+//! end and the number of the channel that this end has chosen (`wakeup::channels`). Until the
+//! accepting end has the channel's eventfds and page, RING also carries them. A process opens no
+//! descriptor from a peer before it has checked the peer's ticket. Calls that may block on such a
+//! descriptor run on dedicated threads (`blocking`). In particular, no task opens, waits for or
+//! closes an unknown file: tasks wait only for sockets, and for descriptors that were found to be
+//! eventfds.
 //!
 //! Data in shared memory is as untrusted as a packet. So `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
@@ -139,8 +140,8 @@ impl ShmDevice {
         })
     }
 
-    /// Returns a registrar that makes landing chunks known, so that they can be given to peers. It
-    /// pins nothing.
+    /// Returns a registrar that makes landing chunks known, so that they can be given to peers. The
+    /// registrar pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::new(ShmRegistrar(self.0.table.clone()))
     }

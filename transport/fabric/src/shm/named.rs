@@ -27,7 +27,7 @@ impl Named {
     /// the offer. `None` if there is no such buffer.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The errors of the socket.
     pub(crate) fn share(
         &mut self,
         key: u32,

@@ -5,9 +5,9 @@
 //! | Posted | a message arrives | Held, in a private buffer |
 //! | Held | it is posted again | Posted; the buffer is kept for the next message |
 //!
-//! The buffers belong to the thread, and serve all connections. The buffer that came back last is
-//! used next, because it is in the cache. A message is usually read before the next message is
-//! taken, so one buffer serves thousands of connections.
+//! The buffers belong to a thread, and serve all connections of that thread. The buffer that came
+//! back last is used next, because it is in the cache. A message is usually read before the next
+//! message is taken, so one buffer serves thousands of connections.
 
 use std::cell::RefCell;
 

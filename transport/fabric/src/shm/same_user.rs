@@ -6,7 +6,7 @@
 //! lent memory if the program lends to the peer's user (`lend::permit`), because the peer could
 //! read all of this process's memory in any case. The check requires the same user and the same PID
 //! namespace. A process of a child namespace has no number for this process, even though this
-//! process sees it.
+//! process sees that process.
 //!
 //! SO_PEERCRED gives a process id. That process may have ended, and another process may have the id
 //! now. So the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and
@@ -147,15 +147,16 @@ pub(super) fn own_user() -> u32 {
 /// Whether a number may mean any user. In a user namespace, all users from outside have the same
 /// number, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
-    /// The kernel's number for such users. It is read once, because each connection needs it
-    /// several times.
+    /// The kernel's number for such users. The number is read once, because each connection needs
+    /// it several times.
     static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
     let read = |path| read_proc(path).unwrap_or_default();
     let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
     stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
 }
 
-/// Like [`is_overflow_user`], but gets the kernel's files, which are empty if they cannot be read.
+/// Like [`is_overflow_user`], but gets the contents of the kernel's files. A file that cannot be
+/// read counts as empty.
 fn stands_for_any(uid: u32, overflow_uid: &str, uid_map: impl FnOnce() -> String) -> bool {
     if uid != overflow_uid.trim().parse().unwrap_or(65534) {
         return false;

@@ -42,8 +42,8 @@ pub(super) struct PeerEnd {
 }
 
 impl PeerEnd {
-    /// Checks the peer's files. The first is a ring of fixed size that has room for the shape. A
-    /// client may also send the eventfds and the page of a wake-up channel. May block, because a
+    /// Checks the peer's files. The first file is a ring of fixed size that has room for the shape.
+    /// A client may also send the eventfds and the page of a wake-up channel. May block, because a
     /// descriptor may refer to any file. Descriptors that are not kept stay in `fds`, and the
     /// caller must close them on a thread that may block. Dropping the result does not block,
     /// because closing an eventfd never blocks.

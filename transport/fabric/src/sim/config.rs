@@ -15,8 +15,8 @@ pub struct SimConfig {
     /// Maximum time by which a work request, and then its completion, is delayed, in whole
     /// milliseconds. Default 0.
     pub latency: Duration,
-    /// One in this many arrivals wakes nobody. The receiver finds it together with the next
-    /// arrival, or when a timer fires. With 0, the default, no wake-up is lost.
+    /// One in this many arrivals wakes nobody. The receiver finds such an arrival together with the
+    /// next arrival, or when a timer fires. With 0, the default, no wake-up is lost.
     pub lost_wakeups: u32,
     /// One in this many arrivals also wakes the sender needlessly. 0, the default, means never.
     pub idle_wakeups: u32,
@@ -33,7 +33,7 @@ pub struct SimConfig {
     /// Whether the rules are checked: see [`SimNet::breaches`](crate::sim::SimNet::breaches).
     /// Default false, because checking reads all payload three times.
     pub audit: bool,
-    /// A bug to inject, and the number of occasions to skip before. Default none.
+    /// A bug to inject, and the number of occasions to skip first. Default none.
     pub injected_bug: Option<(InjectedBug, u64)>,
 }
 
@@ -65,7 +65,7 @@ pub struct SimStats {
     pub sends: u64,
     /// WRITEs attempted.
     pub writes: u64,
-    /// Bytes of these WRITEs.
+    /// Bytes of all attempted WRITEs.
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,

@@ -18,22 +18,22 @@ const MAX_HOLD: Duration = Duration::from_secs(20);
 pub(crate) struct Faults {
     /// Number of registrations that succeed before the next failure.
     registrations_before: AtomicU64,
-    /// Number of registrations that fail after these.
+    /// Number of registrations that fail after the successful registrations.
     registrations_failing: AtomicU64,
     /// New links carry one work request less than this number, and then die. 0 means off.
     kill_after: AtomicU64,
-    /// No traffic arrives or leaves.
+    /// Whether no traffic arrives or leaves.
     frozen: AtomicBool,
-    /// The process pauses, but its device continues.
+    /// Whether the process pauses while its device continues.
     paused: AtomicBool,
     /// Number of connect requests that get no answer.
     lose_connects: AtomicU32,
     /// Number of peers that do not learn that their connect request was accepted.
     lose_accepts: AtomicU32,
-    /// Peers are not told that a link has ended.
+    /// Whether peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
-    /// Links are not destroyed while this is set.
+    /// Whether the destruction of links is held.
     holds_destroy: AtomicBool,
     /// The number of links whose destruction has begun while it was held.
     destroying: AtomicU64,

@@ -1,5 +1,5 @@
-//! A link on which any amount of work completes at once. Tests use it for loops that must yield by
-//! themselves (R20).
+//! A link on which any amount of work completes at once. Tests use this link for loops that must
+//! yield by themselves (R20).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -105,9 +105,9 @@ struct LentOn {
     device: Arc<DeviceState>,
 }
 
-/// Registers the bytes, so that they can be lent on. If that fails, returns the bytes unregistered.
-/// The registration fails for bytes that are borrowed twice, and for memory of the pool itself that
-/// was lent and has come back.
+/// Registers the bytes, so that they can be lent on. If the registration fails, returns the bytes
+/// unregistered. The registration fails for bytes that are borrowed twice, and for memory of the
+/// pool itself that was lent and has come back.
 pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -> Bytes {
     let Some(Ok(registration)) =
         any_file().map(|file| pool.register_lent(bytes.clone(), file.into()))

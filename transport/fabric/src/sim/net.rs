@@ -160,8 +160,8 @@ impl SimDevice {
         self.state.faults.fail_registrations(after, count);
     }
 
-    /// Fault: registering landing memory blocks, for 20 s at most, until this is called with
-    /// `false`. After the first call, the device's registrar [is
+    /// Fault: registering landing memory blocks, for 20 s at most, until this function is called
+    /// with `false`. After the first call, the device's registrar [is
     /// slow](tonic_rdma_memory::Registrar::is_slow).
     pub fn hold_registrations(&self, on: bool) {
         self.state.faults.hold_registrations(on);
@@ -184,7 +184,7 @@ impl SimDevice {
         self.directory.freeze(&self.state, on);
     }
 
-    /// Fault: destroying a link of this device blocks until this is called with `false`.
+    /// Fault: destroying a link of this device blocks until this function is called with `false`.
     pub fn hold_destroy(&self, on: bool) {
         self.state.faults.hold_destroy(on);
     }

@@ -185,14 +185,14 @@ impl Deadlines {
         // Zero would disarm the timer.
         let wait = wait.max(Duration::from_nanos(1));
         let value = libc::timespec {
-            // Any `time_t` can represent this.
+            // Every `time_t` can represent this number.
             tv_sec: i32::try_from(wait.as_secs()).unwrap_or(i32::MAX).into(),
             tv_nsec: wait.subsec_nanos().into(),
         };
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let once = libc::itimerspec { it_interval: never, it_value: value };
-        // Uses the C library's function, as for reading the clock, so that a program that replaces
-        // the clock can also replace timers.
+        // Uses the C library's function, like the code that reads the clock, so that a program that
+        // replaces the clock can also replace timers.
         // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on
         // no rule.
         match unsafe {
@@ -367,8 +367,8 @@ impl CoarseClock {
         CoarseClock { epoch, reused: AtomicU64::new(NONE), reads: AtomicU32::new(0) }
     }
 
-    /// Returns the time. If later calls reuse this time, also returns when [`expire`](Self::expire)
-    /// has to be called.
+    /// Returns the time. If later calls reuse this time, also returns the time at which
+    /// [`expire`](Self::expire) has to be called.
     #[inline]
     pub(super) fn now(&self) -> (Instant, Option<Instant>) {
         match self.reused.load(Ordering::Relaxed) {

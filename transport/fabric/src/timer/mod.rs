@@ -24,7 +24,7 @@ use tonic_rdma_memory::throttled;
 
 use self::time::now;
 
-/// A timer. It belongs to one task of the runtime in which it was created.
+/// A timer. The timer belongs to one task of the runtime in which it was created.
 #[derive(Debug)]
 pub struct Timer {
     kind: TimerSource,
@@ -35,7 +35,8 @@ pub struct Timer {
 enum TimerSource {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
-    /// Used if there is no kernel timer, and on the simulated fabric, because tests stop its time.
+    /// Used if there is no kernel timer, and on the simulated fabric, because tests stop the time
+    /// there.
     Tokio(Pin<Box<Sleep>>),
 }
 
@@ -46,11 +47,11 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// Creates a timer that is not set. It uses this runtime's kernel timer, or a tokio timer if
-    /// the kernel refuses a timer, for example because the process has no descriptor left.
+    /// Creates a timer that is not set. The timer uses this runtime's kernel timer, or a tokio
+    /// timer if the kernel refuses a timer, for example because the process has no descriptor left.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with both drivers enabled.
+    /// If the function is called outside of a tokio runtime with both drivers enabled.
     #[inline]
     pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
@@ -143,8 +144,8 @@ impl Clock {
     /// Maximum age of the time in a runtime whose timers are not delayed.
     pub const MAX_AGE: Duration = time::MAX_AGE;
 
-    /// The time of tokio's clock. It may be earlier than a time that this clock or a timer has
-    /// returned before.
+    /// The time of tokio's clock. This time may be earlier than a time that this clock or a timer
+    /// has returned before.
     #[inline]
     pub fn now(&self) -> Instant {
         match &self.0 {

@@ -8,9 +8,9 @@
 //! | accepting | receives, sends; answer sent | a thread that may block |
 //! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
 //!
-//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would do so
-//! on the thread that reads events, and versions before 23 always do. Over iWARP the kernel does so
-//! when it establishes the connection.
+//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would change
+//! them on the thread that reads events, and versions before 23 always do so. Over iWARP the kernel
+//! changes them when it establishes the connection.
 //!
 //! A [`PendingLink`] is a link whose attempt has not succeeded yet. If the attempt fails or is
 //! given up, the queue pair is destroyed on a separate thread. Firmware takes milliseconds to
@@ -37,7 +37,7 @@ impl VerbsLink {
     /// If the caller gives up, that thread drops the link.
     ///
     /// # Errors
-    /// Those of [`new`](VerbsLink::new), and of [`off_worker`].
+    /// The errors of [`new`](VerbsLink::new), and of [`off_worker`].
     pub(super) async fn new_off_worker(
         device: &Arc<DeviceContext>,
         id: CmId,
@@ -82,7 +82,7 @@ impl VerbsLink {
     }
 
     /// Completes the connection after an answer that names this path MTU. Firmware changes the
-    /// state of the queue pair, so this happens on a thread that may block.
+    /// state of the queue pair, so the work runs on a thread that may block.
     ///
     /// # Errors
     /// The device refuses, or the connection is gone.
@@ -129,8 +129,8 @@ impl VerbsLink {
 pub(super) struct PendingLink {
     /// The link, until `into_link` or `drop` takes it.
     link: ManuallyDrop<VerbsLink>,
-    /// The pool with the link's memory. The attempt may have been the pool's only user. Taken
-    /// together with the link.
+    /// The pool with the link's memory. The attempt may have been the pool's only user. The pool is
+    /// taken together with the link.
     pool: Option<Pool>,
 }
 

@@ -32,8 +32,8 @@ use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 /// free may belong to a socket, even to a socket in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
-/// Maximum number of connect requests. They are sent one after the other, each with its own queue
-/// pair and local port.
+/// Maximum number of connect requests. The requests are sent one after the other, each with its own
+/// queue pair and local port.
 const REQUESTS: usize = LOCAL_PORTS;
 
 pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
@@ -263,7 +263,7 @@ impl ConnectAttempt {
 }
 
 /// Finds the device through which the route to an address leaves, and returns an id that is bound
-/// to it.
+/// to that device.
 pub(super) async fn resolve(
     addr: SocketAddr,
     source: Option<IpAddr>,
@@ -272,7 +272,8 @@ pub(super) async fn resolve(
     let mut attempt = ConnectAttempt { addr, source, timeout, step: ConnectStep::ResolveAddress };
     let resolved = tokio::time::timeout(timeout, attempt.resolve()).await;
     let mut id = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
-    // The current runtime may end before the device is closed.
+    // The id gets a separate channel, because the current runtime may end before the device is
+    // closed.
     id.set_apart().map_err(no_channel)?;
     match id.verbs() {
         Some(_) => Ok(id),

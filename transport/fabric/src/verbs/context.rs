@@ -65,7 +65,7 @@ pub(super) struct DeviceContext {
     pub(super) is_siw: bool,
     /// True if peers name memory by its virtual address instead of its iova.
     pub(super) ignores_iova: bool,
-    /// The NUMA node that the device is attached to, if the system has several.
+    /// The NUMA node that the device is attached to, if the system has several nodes.
     pub(super) numa_node: Option<u32>,
     /// Interrupt vectors for completion queues.
     pub(super) vectors: Vectors,
@@ -74,18 +74,18 @@ pub(super) struct DeviceContext {
     pub(super) relaxed_ordering: AtomicBool,
     /// Bytes that the queues of a connection pin.
     pub(super) queue_bytes: OnceLock<usize>,
-    /// The longest inline payload in bytes that the device takes, known once it has refused a
-    /// longer one.
+    /// The longest inline payload in bytes that the device takes, known once the device has refused
+    /// a longer payload.
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
-    /// Dropped in Drop, before `bound_id`.
+    /// The cover is dropped in Drop, before `bound_id`.
     cover: Option<Cover>,
     removed: AtomicBool,
     /// The eventfd that wakes host watches when the device or a port changes. Made when the first
     /// watch needs it.
     changes: OnceLock<OwnedFd>,
-    /// Dropped in Drop, after the protection domain.
+    /// The id is dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,
 }
 

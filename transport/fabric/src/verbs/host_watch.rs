@@ -96,7 +96,7 @@ impl HostWatch {
     /// The runtime refuses the descriptor.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with the I/O driver enabled.
+    /// If the function is called outside of a tokio runtime with the I/O driver enabled.
     pub fn events(&self) -> io::Result<HostEvents> {
         // SAFETY: the Arc owns the descriptor and always gives the same one.
         let ready = unsafe { AsyncFd::register_with_interest(self.clone(), Interest::READABLE) }?;

@@ -38,9 +38,9 @@ const MAX_COMPLETIONS: usize = 256;
 /// The reason why the link is going down, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// Disconnected by the peer.
+    /// The peer closed the connection.
     Disconnected,
-    /// Disconnected here.
+    /// This end closed the connection.
     Closed,
     /// The device was removed.
     Removed,
@@ -321,9 +321,9 @@ impl VerbsLink {
         while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
             let ending = match event?.kind {
                 // The peer's connection manager rejects an established connection if the peer ends
-                // the connection before this end's last message of the handshake is processed.
-                // A packet on the queue pair may overtake that message, and establishes the
-                // connection too.
+                // the connection before this end's last message of the handshake is processed. A
+                // packet on the queue pair may overtake that message, and also establishes the
+                // connection.
                 kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_REJECTED => {
                     Some(Ending::Disconnected)
                 }

@@ -127,7 +127,7 @@ impl VerbsDevice {
     /// See [`Fabric::open_listed`](crate::Fabric::open_listed).
     ///
     /// # Errors
-    /// Those of [`open`](VerbsDevice::open).
+    /// The errors of [`open`](VerbsDevice::open).
     pub fn open_among(
         found: &[DeviceInfo],
         name: Option<&str>,
@@ -207,8 +207,8 @@ impl VerbsDevice {
         }
     }
 
-    /// The device that an id is bound to. If the device is not open yet, this opens the device,
-    /// which then keeps the id.
+    /// The device that an id is bound to. If the device is not open yet, this function opens the
+    /// device, which then keeps the id.
     fn of(id: CmId) -> Result<VerbsDevice, FabricError> {
         let context = id.verbs().ok_or(FabricError::NoDevice)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,12 +13,12 @@
 //! Memory that peers may write to is registered with relaxed ordering if the device supports it.
 //! WRITEs then need not wait for each other, and on some hosts the bus carries twice as much. The
 //! bytes of a WRITE then arrive in any order. All bytes have arrived when the RECV of a later
-//! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads the bytes
-//! before (R8). The simulation also delivers bytes of WRITEs out of order.
+//! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and no code reads the bytes
+//! before that (R8). The simulation also delivers bytes of WRITEs out of order.
 //!
 //! If another device ignored the iova, it would refuse the first WRITE with a remote access error.
-//! Such a device could not be used at all, and so never with guessable addresses. Both keys name
-//! the same addresses, so data that has landed is also sent on by its iova.
+//! So such a device could not be used at all, and would never work with addresses that peers can
+//! guess. Both keys name the same addresses, so data that has landed is also sent on by its iova.
 
 use std::io;
 use std::ptr::NonNull;
@@ -48,7 +48,7 @@ struct VerbsRegion {
 
 // SAFETY: libibverbs is thread-safe; the region is only deregistered, once.
 unsafe impl Send for VerbsRegion {}
-// SAFETY: &Region gives three numbers.
+// SAFETY: &VerbsRegion gives three numbers.
 unsafe impl Sync for VerbsRegion {}
 
 impl Registration for VerbsRegion {

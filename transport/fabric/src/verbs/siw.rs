@@ -7,7 +7,7 @@
 //! later, signalled request has reported that the memory is free. So every request of that length
 //! is signalled, and the kernel copies its payload.
 //!
-//! # A valid offset that its library treats as an error
+//! # A valid offset that libsiw treats as an error
 //! The kernel returns the offset at which a queue is to be mapped, and libsiw treats the offset
 //! 0x90000 as a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, the offset
 //! is that of page 144 of all queues that the process has on the device. The kernel assigns the
@@ -32,8 +32,8 @@ const CQE_SIZE: usize = 32;
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] CompletionQueue);
 
 impl Cover {
-    /// Covers the page. Returns `None` if this is not needed or not possible. If it is not
-    /// possible, the device works only with fewer connections.
+    /// Covers the page. Returns `None` if the cover is not needed or cannot be made. If it is
+    /// needed and cannot be made, the device works only with fewer connections.
     ///
     /// # Safety
     /// The context must be open, and stay open until the cover is dropped.

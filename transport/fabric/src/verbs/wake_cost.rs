@@ -2,7 +2,7 @@
 //!
 //! A device does not say when it announced a completion. So two threads, each on a different
 //! processor, wake each other in the way that a device's event wakes a task. The threads run when a
-//! link is about to sleep and the last result is older than [`MAX_AGE`]. They take a few
+//! link is about to sleep and the last result is older than [`MAX_AGE`]. The threads take a few
 //! milliseconds, and sleep most of that time. All links of the process share the result.
 
 use std::os::fd::OwnedFd;

@@ -197,8 +197,8 @@ impl Borrower {
         Ok(())
     }
 
-    /// Handles a peer's message that takes a file back. The file may be one that could not be
-    /// mapped. Bytes that are still read stay mapped.
+    /// Handles a peer's message that takes a file back. This end may have failed to map the file.
+    /// Bytes that are still read stay mapped.
     pub(crate) fn forget(&mut self, key: u32) {
         if let Some(file) = self.files.remove(&key) {
             self.bytes -= file.map.len() as u64;
@@ -244,7 +244,7 @@ impl AsRef<[u8]> for Borrowed {
         // seals already forbade removing any. This process does not write to the bytes. The peer
         // must not write to them until the lease is returned (R8). A peer that does so can only
         // spoil its own message, and `Landed` hides the bytes from all code that would rely on
-        // them. The application, which may see them, is told so.
+        // them. The application may see the bytes, and its documentation warns about such peers.
         unsafe { std::slice::from_raw_parts(start.add(self.at), self.len) }
     }
 }

@@ -20,14 +20,14 @@ use crate::shm::socket::wire::{LendOn, Message};
 #[derive(Debug)]
 pub(crate) struct Lender {
     permit: Arc<Permit>,
-    /// The peer's process, if the handshake has shown that it could in any case read this process's
-    /// memory.
+    /// The peer's process, if the handshake has shown that the peer could read this process's
+    /// memory in any case.
     peer: Option<HostProcess>,
     /// Whether the peer may be lent memory. `None` before the decision.
     allowed: Option<bool>,
     files: Offers,
     leases: Slab<LendableBytes>,
-    /// Reports when the peer no longer reads anything of this link.
+    /// Reports when the peer no longer reads memory that this link has lent.
     reader: Option<PipeReader>,
 }
 

@@ -11,11 +11,11 @@
 //! | offered | DECLINED: the peer cannot map it | declined: bytes in it are copied |
 //! | any of these | its arena is freed, so nothing in it is lent | unknown: UNLEND, and the peer unmaps it |
 //!
-//! A lease keeps its bytes until it is returned. If the connection ends first, the reader may still
-//! read the bytes. So the first LEND also passes the writing end of a pipe. Each mapping at the
-//! reader keeps the pipe open while slices of the mapping exist. A thread keeps the leases
-//! until the kernel reports that the pipe has no writing end, because the last slice was dropped or
-//! the process has ended.
+//! A lease keeps its bytes until it is returned. If the connection ends before that, the reader may
+//! still read the bytes. So the first LEND also passes the writing end of a pipe. Each mapping at
+//! the reader keeps the pipe open while slices of the mapping exist. A thread keeps the leases
+//! until the kernel reports that the pipe has no writing end. At that time the last slice has been
+//! dropped, or the process has ended.
 //!
 //! Lent bytes may be lent on, once, to processes that `same_user` confirms. The programs of both
 //! the owner and the process in between must allow this (`Lending::SameUserOnward`), because the
@@ -34,7 +34,7 @@
 //! | `lender` | the leases of a link, and the files that its peer has mapped |
 //! | `borrower` | the memory that a link's peer has lent |
 //!
-//! The thread that keeps the leases of links that have ended:
+//! A thread keeps the leases of links that have ended:
 //!
 //! | the thread | on | then |
 //! |---|---|---|
@@ -135,7 +135,7 @@ fn wait(woken: &PipeReader) {
     }
 }
 
-/// The decision for all links of a device.
+/// Decides for all links of a device whether memory may be lent.
 #[derive(Debug)]
 pub(crate) struct Permit {
     lending: Lending,
@@ -158,8 +158,8 @@ impl Permit {
     }
 
     /// Whether the peer of this socket may be lent memory from now on. `known` is the peer's
-    /// process, if the handshake has shown that it could in any case read this process's memory
-    /// (`same_user`).
+    /// process, if the handshake has shown that the peer could read this process's memory in any
+    /// case (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,

@@ -56,7 +56,7 @@ impl ShmLink {
         };
         match self.socket.send(&answer.encode(), &[]) {
             // Without an answer the peer continues to copy. If the peer has ended, a later poll
-            // reports that.
+            // reports its end.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => Ok(()),
             sent => sent.map_err(|error| self.device_error("sendmsg", error)),
         }

@@ -112,7 +112,7 @@ impl PeerChunks {
         self.named_bytes += len;
     }
 
-    /// Handles UNNAME: the peer takes back a buffer, possibly one that could not be mapped.
+    /// Handles UNNAME: the peer takes back a buffer, which this end may have failed to map.
     ///
     /// # Errors
     /// A description of the peer's breach.

@@ -94,7 +94,7 @@ pub(crate) fn owed(process: PeerProcess) -> u64 {
     debts().owed.get(&process).copied().unwrap_or(0)
 }
 
-/// The cost of a peer's file, which its process owes once the file is unmapped.
+/// The cost of a peer's file, which the peer's process owes once the file is unmapped.
 #[derive(Debug)]
 pub(crate) struct MapCost {
     process: PeerProcess,

@@ -9,11 +9,11 @@
 //!
 //! # Mapped files
 //!
-//! A [`Map`] is a file mapped into this process: an own ring, or a file that a peer gave.
+//! A [`Map`] is a file mapped into this process: this end's ring, or a file that a peer gave.
 //!
-//! The process that offers memory must have allocated it. Landing memory and lent memory must have
-//! all pages when they are offered: a process that touches a hole allocates the page, and the
-//! kernel charges the page to that process. SEEK_HOLE finds holes without allocating anything.
+//! The process that offers memory must have allocated that memory. Landing memory and lent memory
+//! must have all pages when they are offered: a process that touches a hole allocates the page, and
+//! the kernel charges the page to that process. SEEK_HOLE finds holes without allocating anything.
 //! SEEK_HOLE also reports a hole for a page that was allocated (fallocate(2)) but never touched.
 //!
 //! A lent file keeps its pages, because its seals forbid punching holes. The maker of landing
@@ -144,7 +144,7 @@ impl Map {
     /// Like [`new`](Self::new), but requires a file that has all of its pages.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and `UnexpectedEof` if the file has a hole.
+    /// The errors of [`new`](Self::new), and `UnexpectedEof` if the file has a hole.
     pub(crate) fn whole(
         file: impl AsFd,
         len: usize,
@@ -160,8 +160,8 @@ impl Map {
     /// take its pages away. `accept` is as for [`new`](Self::new).
     ///
     /// # Errors
-    /// Those of [`whole`](Self::whole). Also fails if the file is not sealed against writing other
-    /// than through existing mappings.
+    /// The errors of [`whole`](Self::whole). Also fails if the file is not sealed against writing
+    /// other than through existing mappings.
     pub(crate) fn read_only(
         file: impl AsFd,
         len: usize,

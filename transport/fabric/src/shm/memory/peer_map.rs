@@ -126,9 +126,9 @@ impl Mapped {
     }
 
     /// Whether one more file may be mapped. Once half of the allowed mappings or of the allowed
-    /// address space is used, each connection may have only an equal share of a quarter of them. So
-    /// connections with many files leave room for others. The last sixteenth of the mappings is
-    /// reserved for rings.
+    /// address space is used, each connection may have only an equal share of a quarter of the
+    /// allowed amount. So connections with many files leave room for others. The last sixteenth of
+    /// the mappings is reserved for rings.
     fn has_room(&self, usage: Usage, len: u64, limits: MapLimits) -> bool {
         let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
         let given = match usage {
@@ -238,7 +238,7 @@ impl Lent {
 /// unmaps the file.
 #[derive(Debug)]
 pub(crate) struct PeerMap {
-    /// `Some` until this is dropped.
+    /// `Some` until this value is dropped.
     mapped: Option<(Map, MapEntry)>,
     user: u32,
     cost: Option<MapCost>,
@@ -272,7 +272,7 @@ impl PeerMap {
     /// descriptor may refer to any file.
     ///
     /// # Errors
-    /// Those of [`Map::read_only`]. Also fails if there are too many files.
+    /// The errors of [`Map::read_only`]. Also fails if there are too many files.
     pub(crate) fn lent(
         file: impl AsFd,
         len: usize,
@@ -297,7 +297,7 @@ impl PeerMap {
     /// Like [`lent`](Self::lent), but always makes a new mapping, at its own address.
     ///
     /// # Errors
-    /// Those of [`lent`](Self::lent).
+    /// The errors of [`lent`](Self::lent).
     pub(crate) fn lent_apart(
         file: impl AsFd,
         len: usize,
@@ -327,7 +327,7 @@ impl PeerMap {
     /// Counts a file that has been mapped already.
     ///
     /// # Errors
-    /// The file is counted already, or there are too many.
+    /// The file is counted already, or there are too many files.
     pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let entry = MapEntry::new(file, usage, map.len())?;
         Ok(PeerMap { mapped: Some((map, entry)), user, cost: None })

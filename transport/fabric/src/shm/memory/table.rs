@@ -63,7 +63,7 @@ impl Links {
     }
 }
 
-/// Keys that have stopped working. A link has to report them to its peer.
+/// Keys that have stopped working. The link has to report these keys to its peer.
 #[derive(Debug, Default)]
 pub(crate) struct RevokedKeys {
     any: AtomicBool,
@@ -76,7 +76,7 @@ impl RevokedKeys {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the revoked keys. Costs one load if none was revoked.
+    /// Takes the revoked keys. Costs one load if no key was revoked.
     pub(crate) fn take(&self) -> Vec<u32> {
         match self.any.load(Ordering::Relaxed) {
             true => {
@@ -118,8 +118,8 @@ impl ChunkTable {
         }
     }
 
-    /// Records that memory belongs to a peer. Through this pipe the peer learns when all readers
-    /// are done.
+    /// Records that memory belongs to a peer. Through `pipe` the peer learns when all readers are
+    /// done.
     pub(crate) fn set_owner(&self, key: u32, pipe: &Arc<OwnedFd>) {
         if let Some(memory) = lock(&self.lendable).get(&key) {
             memory.owner.get_or_init(|| pipe.clone());
@@ -174,8 +174,8 @@ impl Registration for ShmRegistration {
     fn rkey(&self) -> u32 {
         self.key
     }
-    /// The virtual address. It need not be secret, because a peer only reaches memory that its own
-    /// link has given it.
+    /// The virtual address. The address need not be secret, because a peer only reaches memory that
+    /// its own link has given it.
     fn iova(&self) -> u64 {
         self.addr
     }
@@ -204,8 +204,8 @@ impl Drop for ShmRegistration {
 
 // SAFETY: each loan looks its key up in the table, and dropping the Registration removes the key
 // from the table. A peer that had the key keeps at most its own mapping. The pool takes the pages
-// out of the file before it unmaps it, and never uses the file again. An application buffer that
-// stays registered stays in such a mapping, as its owner has been told.
+// out of the file before it unmaps the file, and never uses the file again. An application buffer
+// that stays registered stays in such a mapping, and its documentation says so.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {
         false

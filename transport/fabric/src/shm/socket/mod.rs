@@ -38,7 +38,7 @@ pub(crate) const MAX_MESSAGE: usize = 256;
 pub(crate) const MAX_FDS: usize = 4;
 /// Number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// Maximum number of messages that are dropped in search of the peer's end.
+/// Maximum number of messages that are dropped to find out whether the peer has ended.
 const MAX_SKIPPED: usize = 64;
 
 /// A message from the socket.
@@ -70,7 +70,7 @@ pub(crate) struct Credentials {
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Closed on a thread that may block.
+    /// The socket, which is closed on a thread that may block.
     fd: ManuallyDrop<Arc<OwnedFd>>,
     /// `None` only while the socket is dropped.
     ready_fd: Option<ReadyFd<Arc<OwnedFd>>>,
@@ -90,7 +90,7 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
 }
 
 /// Takes the next message. A message with descriptors stays in the queue. The function closes no
-/// file, because the queue still holds the files whose descriptors peeking opens. If the socket
+/// file, because the queue still holds the files to which peeking takes references. If the socket
 /// reports senders, the control buffer has room only for the sender, which comes first.
 fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
     let mut bytes = [0; MAX_MESSAGE];
@@ -174,7 +174,7 @@ const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
 };
 
 /// Sets whether descriptors may be sent to this socket or, for a listening socket, to the sockets
-/// that it accepts. Older kernels lack the option and always allow them.
+/// that it accepts. Older kernels lack the option and always allow descriptors.
 fn set_pass_rights(socket: &OwnedFd, pass: bool) {
     let (Some(option), pass) = (PASS_RIGHTS, libc::c_int::from(pass)) else { return };
     let len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -350,8 +350,8 @@ impl Socket {
 }
 
 impl Drop for Socket {
-    /// Shows the peer the end at once. The socket is closed on a thread that may block, because its
-    /// queue may hold descriptors.
+    /// Lets the peer see the end at once. The socket is closed on a thread that may block, because
+    /// its queue may hold descriptors.
     fn drop(&mut self) {
         self.shut();
         // `ready_fd` is dropped first, so that this thread does not hold the last reference.

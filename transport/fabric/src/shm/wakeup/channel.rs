@@ -70,7 +70,7 @@ struct WakeChannelState {
     members: u16,
     poller: Option<Waker>,
     has_poller: bool,
-    /// The page's file. This end sends it to the peer until the peer has used the page.
+    /// The page's file. This end sends the file to the peer until the peer has used the page.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -151,7 +151,7 @@ impl WakeChannel {
             ChannelPage::Own(map) => map.words(),
             ChannelPage::Peer(map) => map.words(),
         };
-        // Within bounds, because a page of this length was mapped.
+        // The range is within bounds, because a page of this length was mapped.
         Direction(match end {
             ChannelEnd::Maker => &words[..WORDS],
             ChannelEnd::Taker => &words[WORDS..2 * WORDS],
@@ -359,7 +359,7 @@ impl WakeChannel {
         stage
     }
 
-    /// The eventfds to send to the peer. This end waits for the first of them.
+    /// The eventfds to send to the peer. This end waits for the first eventfd.
     pub(crate) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.event_fds.fds()
     }

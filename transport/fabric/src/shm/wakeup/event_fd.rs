@@ -1,4 +1,4 @@
-//! Two eventfds that two processes share. Each end waits for one of them, and wakes its peer
+//! Two eventfds that two processes share. Each end waits for one eventfd, and wakes its peer
 //! through the other.
 //!
 //! An end wakes its peer by reading the eventfd that the peer waits for. The read takes 1 from the
@@ -39,8 +39,8 @@ use tonic_rdma_memory::PerProcess;
 /// Number of wake-ups for one end. With one wake-up every nanosecond, this number lasts for more
 /// than a century.
 const START: u64 = 1 << 62;
-/// Maximum number of earlier wake-ups that are forgotten when an end listens. Usually there is one,
-/// or a few if more arrive at the same time.
+/// Maximum number of earlier wake-ups that are forgotten when an end listens. Usually one wake-up
+/// is forgotten, or a few that arrived at the same time.
 const MAX_ROUNDS: usize = 16;
 
 /// Says whether the process at an end made the eventfds or took them over.
@@ -70,8 +70,8 @@ impl EventFds {
         EventFds::new([filled()?, filled()?], ChannelEnd::Maker)
     }
 
-    /// Takes eventfds that the peer has made and [`check`] has found usable. The first is the one
-    /// that the peer waits for. Must be called within a tokio runtime.
+    /// Takes eventfds that the peer has made and [`check`] has found usable. The peer waits for the
+    /// first eventfd. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
@@ -89,7 +89,7 @@ impl EventFds {
         Ok(EventFds { own, peers, end })
     }
 
-    /// The descriptors to send to the peer. The first is the one that this end waits for.
+    /// The descriptors to send to the peer. This end waits for the first descriptor.
     #[inline]
     pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.own.get_ref().as_fd(), self.peers.as_fd()]
@@ -151,7 +151,7 @@ impl ChannelEnd {
 fn filled() -> io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     let fd = eventfd(0, flags)?;
-    // The eventfd is new, so this does not block.
+    // The eventfd is new, so the write does not block.
     rustix::io::write(&fd, &START.to_ne_bytes())?;
     Ok(fd)
 }

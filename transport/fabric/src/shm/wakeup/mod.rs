@@ -111,9 +111,9 @@ impl Wakeup {
         }
     }
 
-    /// Wakes the peer, which waits with `value`. Returns whether the wake-up took a system call.
-    /// `stamp` gets the time before the call. A failure is ignored, because the peer caused it: the
-    /// peer leaves a full socket unread, or has emptied the counter of its eventfd.
+    /// Wakes the peer, which has announced its wait with `value`. Returns whether the wake-up took
+    /// a system call. `stamp` gets the time before the call. A failure is ignored, because the peer
+    /// caused it: the peer leaves a full socket unread, or has emptied the counter of its eventfd.
     #[inline]
     pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce(u64)) -> bool {
         if let Wakeup::Channel(member) = self

@@ -11,8 +11,8 @@ use crate::atomics::{AtomicU64, Ordering, fence};
 /// receiver must check for messages once more before it waits.
 #[inline]
 pub(crate) fn raise(flag: &AtomicU64, value: u64) {
-    // This is an exchange instead of a store, so that it is ordered after the sender's exchange.
-    // The call happens only before a sleep.
+    // The flag is exchanged and not stored, so that this step is ordered after the sender's
+    // exchange. The call happens only before a sleep.
     flag.swap(value, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }

@@ -14,7 +14,8 @@ const AVERAGED: u32 = 8;
 /// that a busy processor changes the average little.
 const UNCLAMPED: u32 = 3;
 
-/// The average of one link. It is not shared between links, because the peer can influence it.
+/// The average of one link. The average is not shared between links, because the peer can influence
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct WakeCost {
     seen: u32,

@@ -4,9 +4,9 @@
 //!
 //! The sender sets a connection's bit, and then checks whether the receiving process sleeps. The
 //! receiver announces that it sleeps, and then checks the bits (`wait_flag`). The thread that takes
-//! bits wakes their connections. The peer may write any value to any word at any time. This only
-//! wakes connections needlessly, or wakes the peer's own connections late. The code is checked with
-//! loom.
+//! bits wakes their connections. The peer may write any value to any word at any time. Such writes
+//! only wake connections needlessly, or wake the peer's own connections late. The code is checked
+//! with loom.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -36,8 +36,8 @@ pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
 
 impl<'a> Direction<'a> {
     /// Marks a waiting connection on which the sender has sent something. Returns true if the
-    /// process sleeps and has to be woken. It returns true only once for each time that the process
-    /// sleeps.
+    /// process sleeps and has to be woken. The result is true only once for each time that the
+    /// process sleeps.
     pub(crate) fn set(self, connection: u16) -> bool {
         let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
         // The bit is set first, so that a thread that takes a bit of the summary finds the bits

@@ -309,7 +309,7 @@ impl SimLink {
             src = NonNull::from(changed.as_mut_slice()).cast();
         }
         // SAFETY: the source is a private copy of this call, lies in this link's block, which only
-        // &mut self writes, or lies in pool memory that the send queue delays. Such memory is
+        // &mut self writes, or lies in pool memory that the send queue holds. Such memory is
         // frozen, or is a buffer that the send queue owns.
         let allowed = unsafe {
             match rng.one_in(net.config.unordered) {
@@ -499,8 +499,8 @@ impl Link for SimLink {
         let write = remote.is_some();
         net.emit(Event::Queued { end: self.end.id, id, write, addr: iova, len });
         if net.config.audit {
-            // SAFETY: the range lies in the block, or in memory that the send queue now delays
-            // until the work is done; only &mut self writes to the block.
+            // SAFETY: the range lies in the block, or in memory that the send queue now holds until
+            // the work is done; only &mut self writes to the block.
             unsafe { self.checksums.watch(seq, addr, len) };
         }
         let delay = Delay::draw(&mut self.rng, &net.config);

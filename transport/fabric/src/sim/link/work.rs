@@ -22,7 +22,7 @@ use crate::sim::memory::RegionTable;
 pub(super) struct SimWorkRequest {
     pub(super) seq: u64,
     pub(super) addr: NonNull<u8>,
-    /// The device's address of the same bytes.
+    /// The address of the same bytes for the device.
     pub(super) iova: u64,
     pub(super) len: usize,
     pub(super) lkey: u32,
@@ -35,7 +35,7 @@ pub(super) struct SimWorkRequest {
 // SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
 // is used by the link's owner only.
 unsafe impl Send for SimWorkRequest {}
-// SAFETY: &Request gives no access to the memory.
+// SAFETY: &SimWorkRequest gives no access to the memory.
 unsafe impl Sync for SimWorkRequest {}
 
 /// Memory that work reads: its address in this process, its address and key for the device, and its
@@ -58,7 +58,8 @@ impl Source {
 /// Splits a WRITE's source into the owner of its memory and the place of its bytes.
 pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(HeldMemory, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
-        // Pool memory has an address, so the fallback is never used. Length 0 makes it harmless.
+        // Pool memory has an address, so the fallback is never used. Its length of 0 makes it
+        // harmless.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
             .unwrap_or(NonNull::dangling())
     }

@@ -71,8 +71,8 @@ pub(crate) struct CmRequest {
     pub(super) id: RawId,
 }
 
-/// The subscription of an id to a hub. It receives the id's events until it is dropped. The
-/// subscription must be dropped before the id is destroyed.
+/// The subscription of an id to a hub. A subscription receives the id's events until it is dropped,
+/// and must be dropped before the id is destroyed.
 pub(super) struct Subscription {
     hub: Arc<Hub>,
     id: usize,

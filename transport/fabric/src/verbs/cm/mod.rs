@@ -137,7 +137,7 @@ impl CmId {
     /// Like [`poll_event`](Self::poll_event), for callers that wait for nothing else.
     ///
     /// # Errors
-    /// Those of [`next_event`](Self::next_event).
+    /// The errors of [`next_event`](Self::next_event).
     pub(crate) fn poll_next_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         match self.poll_event(cx) {
             Poll::Pending if self.events.as_ref().is_none_or(Subscription::is_orphaned) => {

@@ -67,8 +67,8 @@ pub(crate) trait Queue {
     fn arm(&mut self, what: Armed) -> io::Result<()>;
 }
 
-/// A queue pair on the queue. Once it is destroyed, another queue pair may get its number, but
-/// never its serial number.
+/// A queue pair on the queue. Once the queue pair is destroyed, another queue pair may get its
+/// number, but never its serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemberId {
     qp_num: u32,
@@ -86,8 +86,8 @@ struct Member {
     sleeps_for: Armed,
 }
 
-/// Hashes queue pair numbers. They are unique and often consecutive, so a multiplication suffices
-/// to spread them.
+/// Hashes queue pair numbers. The numbers are unique and often consecutive, so a multiplication
+/// suffices to spread them.
 #[derive(Default)]
 pub(crate) struct QpNumHasher(u64);
 

@@ -77,7 +77,7 @@ const ACK_BATCH: u32 = 64;
 /// A completion queue on a channel. Its owner must keep the channel longer than the queue.
 struct Cq {
     cq: NonNull<rdma_sys::ibv_cq>,
-    /// Events taken and not yet acknowledged. Destroying the queue waits until all are
+    /// Events taken and not yet acknowledged. Destroying the queue waits until all events are
     /// acknowledged.
     unacked: u32,
 }

@@ -77,8 +77,8 @@ pub(super) fn wake_all(wake: &mut Vec<Waker>) {
 }
 
 impl SharedCq {
-    /// Reserves room for `entries` completions in a queue of the current runtime. If this makes a
-    /// new queue, that queue has at most `max_entries`.
+    /// Reserves room for `entries` completions in a queue of the current runtime, which may be a
+    /// new queue. A new queue has at most `max_entries` entries.
     ///
     /// # Errors
     /// The device or the runtime refuses.

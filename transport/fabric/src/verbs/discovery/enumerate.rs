@@ -65,7 +65,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
 /// This host's IP addresses on RDMA devices.
 ///
 /// # Errors
-/// Those of [`devices`].
+/// The errors of [`devices`].
 pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
     discovery::probe()?;
     let channel = match Channel::new().map_err(no_channel) {

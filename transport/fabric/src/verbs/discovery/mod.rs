@@ -24,7 +24,7 @@ use tonic_rdma_memory::PerProcess;
 
 use crate::error::FabricError;
 
-/// The directory of the kernel's class of RDMA devices. Any RDMA driver creates it.
+/// The directory of the kernel's class of RDMA devices. Every RDMA driver creates this directory.
 const CLASS: &str = "/sys/class/infiniband_verbs";
 
 /// Whether the device has a network interface that this process can see. IPoIB gives an InfiniBand
@@ -74,7 +74,7 @@ pub(crate) fn probe() -> Result<(), FabricError> {
             rdma_sys::load().map_err(reason)?;
             // This call lets the application fork. Since Linux 5.12 the kernel copies pinned pages
             // for a child, and the call does nothing. On older kernels the call keeps registered
-            // memory out of children. SAFETY: both libraries are there; called once, before
+            // memory out of children. SAFETY: both libraries are loaded; called once, before
             // anything is registered.
             match unsafe { rdma_sys::ibv_fork_init() } {
                 0 => {}

@@ -1,10 +1,10 @@
-//! Asks the kernel which destinations it routes from an address of this host, through that address'
-//! interface.
+//! Asks the kernel which destinations it routes from an address of this host, through the interface
+//! of that address.
 //!
-//! librdmacm resolves a destination in this way for an address that it is bound to, except that
-//! without a route it takes the destination for a neighbour and waits for an ARP answer. So the
-//! question asks for the entry of the routing table (RTM_F_FIB_MATCH, Linux 4.13), which is missing
-//! then. rtnetlink(7) has the layouts. The kernel answers within the call that asks.
+//! librdmacm resolves a destination in the same way if its id is bound to an address. But without a
+//! route, librdmacm treats the destination as a neighbour and waits for an ARP answer. So this
+//! module asks for the entry of the routing table (RTM_F_FIB_MATCH, Linux 4.13), which is missing
+//! without a route. rtnetlink(7) has the layouts. The kernel answers within the call that asks.
 
 use std::io;
 use std::net::IpAddr;
@@ -30,13 +30,13 @@ const RTN_UNICAST: u8 = 1;
 
 /// Length of a message's header.
 const HEADER: usize = 16;
-/// Where an answer has the type of its route, behind the header.
+/// The offset of the route's type in an answer, behind the header.
 const TYPE: usize = HEADER + 7;
-/// Where its attributes begin, behind the header and a `rtmsg`.
+/// The offset of the attributes in an answer, behind the header and a `rtmsg`.
 const ATTRIBUTES: usize = HEADER + 12;
 
-/// Returns the pairs of source and destination for which the kernel has a route that leaves by the
-/// interface of the source.
+/// Returns the pairs of source and destination for which the kernel has a route that leaves through
+/// the interface of the source.
 ///
 /// # Errors
 /// The kernel does not answer, for instance because a filter of system calls forbids netlink.
@@ -45,7 +45,7 @@ pub(crate) fn routed(
     destinations: &[IpAddr],
 ) -> io::Result<Vec<(IpAddr, IpAddr)>> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    // Without a protocol, NETLINK_ROUTE.
+    // A socket without a protocol is a NETLINK_ROUTE socket.
     let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     let mut found = Vec::new();
     for source in sources {
@@ -109,9 +109,9 @@ fn question(source: IpAddr, interface: u32, destination: IpAddr) -> Vec<u8> {
     message
 }
 
-/// Whether an answer is a route to another host through the interface. Errors, routes to this host
-/// and those that discard packets are not. For IPv6 the kernel prefers the interface of the
-/// question, and answers with another one's route if need be.
+/// Whether an answer is a route to another host through the interface. An error, a route to this
+/// host and a route that discards packets do not count. For IPv6 the kernel prefers the interface
+/// of the question, but may answer with a route through another interface.
 fn is_route(answer: &[u8], interface: u32) -> bool {
     let is_unicast = answer.get(4..6) == Some(&RTM_NEWROUTE.to_ne_bytes())
         && answer.get(TYPE) == Some(&RTN_UNICAST);
@@ -133,7 +133,7 @@ fn is_route(answer: &[u8], interface: u32) -> bool {
     !others
 }
 
-/// Takes an attribute: its kind and value.
+/// Takes the next attribute from `rest`, and returns its kind and value.
 fn next_attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let (len, kind) = (rest.get(..2)?, rest.get(2..4)?);
     let len = usize::from(u16::from_ne_bytes([len[0], len[1]]));

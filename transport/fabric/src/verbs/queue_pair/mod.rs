@@ -80,8 +80,8 @@ fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     accepted
 }
 
-/// Creates a queue pair and destroys it again, because a listed device may still refuse to create
-/// one.
+/// Creates a queue pair and destroys it again, because a listed device may still refuse to create a
+/// queue pair.
 pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
     let least = QpCapacity { send: 1, recv: 1, inline: 0, max_cq_entries: 2 };
     with_queue_pair(device, &least, || ())
@@ -178,8 +178,8 @@ impl fmt::Debug for Qp {
 }
 
 /// Whether this process, rather than librdmacm, brings up the queue pairs of the device. librdmacm
-/// would do so on the thread that reads events. Over iWARP the kernel does so when it establishes
-/// the connection.
+/// would bring them up on the thread that reads events. Over iWARP the kernel brings a queue pair
+/// up when it establishes the connection.
 fn is_own(device: &DeviceContext) -> bool {
     !device.is_iwarp() && rdma_sys::has::rdma_establish() && rdma_sys::has::rdma_init_qp_attr()
 }
@@ -343,8 +343,9 @@ impl Qp {
     }
 
     /// Makes the queue pair ready to receive and send, once the peer's queue pair is known. Call
-    /// this before the answer on the accepting side, and after the answer on the connecting side.
-    /// If the library knows the queue pair, the library does so itself. The call blocks.
+    /// this function before the answer on the accepting side, and after the answer on the
+    /// connecting side. If the library knows the queue pair, the library makes it ready itself. The
+    /// call blocks.
     ///
     /// Returns the path MTU that the answer names, or `None` if the library chooses the MTU.
     ///

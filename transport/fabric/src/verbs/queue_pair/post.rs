@@ -63,7 +63,7 @@ impl Batch {
         wr.num_sge = i32::from(len > 0);
         wr.opcode = match operation {
             Operation::Send => {
-                // The flag wakes a peer that waits for messages only.
+                // The flag also wakes a peer that waits only for messages.
                 wr.send_flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
                 ibv_wr_opcode::IBV_WR_SEND
             }
