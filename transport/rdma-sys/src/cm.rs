@@ -78,7 +78,7 @@ pub struct rdma_ib_addr {
 pub struct rdma_addr {
     pub src: rdma_addr_src,
     pub dst: rdma_addr_dst,
-    /// In C, a union with one member.
+    /// In C, this field is a union with one member.
     pub addr: rdma_ib_addr,
 }
 

@@ -222,13 +222,13 @@ macro_rules! functions {
 functions! {
     verbs = "libibverbs.so.1" {
         required {
-            /// Lists the devices of this host. Returns null and sets errno if that fails.
+            /// Lists the devices of this host. Returns null and sets errno on failure.
             "IBVERBS_1.1" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
             /// Frees the array that `ibv_get_device_list` returned.
             "IBVERBS_1.1" fn ibv_free_device_list(list: *mut *mut ibv_device) -> ();
             /// Returns the device's name, such as `mlx5_0`.
             "IBVERBS_1.1" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
-            /// Opens a device. Returns null and sets errno if that fails.
+            /// Opens a device. Returns null and sets errno on failure.
             "IBVERBS_1.1" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
             /// Closes the context that `ibv_open_device` returned.
             "IBVERBS_1.1" fn ibv_close_device(context: *mut ibv_context) -> c_int;
@@ -245,39 +245,39 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_gid(
                 context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid
             ) -> c_int;
-            /// Makes a protection domain. Returns null and sets errno if that fails.
+            /// Makes a protection domain. Returns null and sets errno on failure.
             "IBVERBS_1.1" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
             /// Frees a protection domain.
             "IBVERBS_1.1" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
-            /// Registers memory at its own address. Returns null and sets errno if that fails. The
-            /// header's macro calls [`ibv_reg_mr_iova2`] if a right is optional. This function does
-            /// not.
+            /// Registers memory at its own address. Returns null and sets errno on failure. The
+            /// header's macro calls [`ibv_reg_mr_iova2`] if a right is optional. This function
+            /// never calls it.
             "IBVERBS_1.1" fn ibv_reg_mr(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int
             ) -> *mut ibv_mr;
             /// Ends a registration.
             "IBVERBS_1.1" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
-            /// Makes a completion channel. Returns null and sets errno if that fails.
+            /// Makes a completion channel. Returns null and sets errno on failure.
             "IBVERBS_1.0" fn ibv_create_comp_channel(
                 context: *mut ibv_context
             ) -> *mut ibv_comp_channel;
             /// Destroys a completion channel.
             "IBVERBS_1.0" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-            /// Makes a completion queue. Returns null and sets errno if that fails.
+            /// Makes a completion queue. Returns null and sets errno on failure.
             "IBVERBS_1.1" fn ibv_create_cq(
                 context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut
                 ibv_comp_channel, comp_vector: c_int
             ) -> *mut ibv_cq;
             /// Destroys a completion queue, once all its events are acknowledged.
             "IBVERBS_1.1" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
-            /// Takes an event of a completion channel. If that fails, the result is not 0 and errno
+            /// Takes an event of a completion channel. On failure, the result is not 0 and errno
             /// is set.
             "IBVERBS_1.1" fn ibv_get_cq_event(
                 channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
             ) -> c_int;
             /// Acknowledges events of a completion queue.
             "IBVERBS_1.1" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) -> ();
-            /// Makes a queue pair. Returns null and sets errno if that fails.
+            /// Makes a queue pair. Returns null and sets errno on failure.
             "IBVERBS_1.1" fn ibv_create_qp(
                 pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr
             ) -> *mut ibv_qp;
@@ -287,7 +287,7 @@ functions! {
             ) -> c_int;
             /// Destroys a queue pair.
             "IBVERBS_1.1" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
-            /// Takes an asynchronous event of a device. If that fails, the result is not 0 and
+            /// Takes an asynchronous event of a device. On failure, the result is not 0 and
             /// errno is set.
             "IBVERBS_1.1" fn ibv_get_async_event(
                 context: *mut ibv_context, event: *mut ibv_async_event
@@ -319,9 +319,10 @@ functions! {
     }
     cm = "librdmacm.so.1" {
         required {
-            /// Makes an event channel. Returns null and sets errno if that fails.
+            /// Makes an event channel. Returns null and sets errno on failure.
             "RDMACM_1.0" fn rdma_create_event_channel() -> *mut rdma_event_channel;
-            /// Closes the descriptor and frees its memory, once all its ids are destroyed.
+            /// Closes the channel's descriptor and frees the channel, once all its ids are
+            /// destroyed.
             "RDMACM_1.0" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> ();
             /// Allocates an identifier, the connection manager's counterpart of a socket.
             "RDMACM_1.0" fn rdma_create_id(
@@ -376,8 +377,7 @@ functions! {
             "RDMACM_1.0" fn rdma_migrate_id(
                 id: *mut rdma_cm_id, channel: *mut rdma_event_channel
             ) -> c_int;
-            /// Opens all devices, which the library keeps open. Returns null and sets errno if that
-            /// fails.
+            /// Opens all devices, which the library keeps open. Returns null and sets errno on failure.
             "RDMACM_1.0" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
             /// Frees the list of open devices.
             "RDMACM_1.0" fn rdma_free_devices(list: *mut *mut ibv_context) -> ();

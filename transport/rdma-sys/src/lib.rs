@@ -28,9 +28,9 @@
 //! # Versions
 //!
 //! The oldest supported rdma-core is 22, of Debian 10 and RHEL 8. `abi.txt` in this crate's folder
-//! lists sizes, offsets, constants, prototypes and symbol versions. A test compares it with these
-//! declarations, and `scripts/check-bindings` with the headers and libraries of the rdma-core that
-//! is installed.
+//! lists sizes, offsets, constants, prototypes and symbol versions. A test compares this file with
+//! the declarations. `scripts/check-bindings` compares it with the headers and libraries of the
+//! rdma-core that is installed.
 //!
 //! On systems other than Linux, and on processors other than x86-64 and AArch64, [`load`] returns
 //! [`LoadError::Platform`].

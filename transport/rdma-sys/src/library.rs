@@ -1,7 +1,7 @@
 //! Opens a library, and looks up functions in it.
 //!
 //! The dynamic linker skips a library for another processor and reports that there is no such file.
-//! The report misleads a user who sees the file, so the error names such a library.
+//! The report misleads a user who sees the file, so the error names the file and its processor.
 
 use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs::{self, File};

@@ -62,7 +62,7 @@ pub struct ibv_context {
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPort>,
-    /// Functions that are not used here, and a reserved number.
+    /// Functions that this crate does not use, and a reserved number.
     pub(crate) between: [*mut c_void; 38],
     /// Bytes of the whole struct in the library.
     pub(crate) sz: usize,

@@ -142,7 +142,8 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub imm_data: u32,
     pub wr: ibv_send_wr_wr,
-    /// In C, a union of structs with a single number, the number of the shared receive queue.
+    /// In C, this field is a union of structs with a single number, the number of the shared
+    /// receive queue.
     pub qp_type: u32,
     pub rest: ibv_send_wr_rest,
 }
