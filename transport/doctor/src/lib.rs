@@ -47,7 +47,7 @@ impl<'a> Report<'a> {
         Report { found, width: page::fitting(page::terminal_width()) }
     }
 
-    /// Set the width of tables in columns. The width is clamped to 60 to 120. The default is the
+    /// Sets the width of tables in columns. The width is clamped to 60 to 120. The default is the
     /// terminal's width.
     pub fn width(self, columns: u16) -> Self {
         Report { width: page::fitting(Some(columns)), ..self }
@@ -63,9 +63,9 @@ impl<'a> Report<'a> {
         serde_json::to_string(self.found)
     }
 
-    /// The exit code of a program with this diagnosis as its result. 0 if calls would use RDMA or,
-    /// with a peer, shared memory. 1 if they would not. [`UNKNOWN`](Report::UNKNOWN) if the peer
-    /// did not answer.
+    /// The exit code of a program with this diagnosis as its result. The code is 0 if calls would
+    /// use RDMA or, with a peer, shared memory. The code is 1 if they would not, and
+    /// [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
     pub fn exit_code(&self) -> u8 {
         match (&self.found.peer, self.found.rdma) {
             (Some(peer), _) if peer.error.is_some() => Self::UNKNOWN,

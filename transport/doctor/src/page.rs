@@ -9,7 +9,7 @@ use tonic_rdma::{Reason, Side};
 /// Minimum and maximum width of a table in columns.
 const NARROWEST: u16 = 60;
 const WIDEST: u16 = 120;
-/// Maximum number of characters shown of a text.
+/// Maximum number of characters of a text that are shown.
 const LONGEST: usize = 4000;
 
 /// Columns of the terminal behind stdout.
@@ -18,8 +18,8 @@ pub(crate) fn terminal_width() -> Option<u16> {
         .map(|(terminal_size::Width(columns), _)| columns)
 }
 
-/// Width of a table in columns: the terminal's, clamped, so that the terminal does not wrap its
-/// lines.
+/// The width of a table in columns: the width of the terminal, within the limits, so that the
+/// terminal does not wrap lines.
 pub(crate) fn fitting(columns: Option<u16>) -> u16 {
     columns.filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
 }
@@ -105,7 +105,7 @@ pub(crate) fn reason(reason: &Reason) -> String {
 }
 
 /// Text from a file, a peer or the environment, made safe for one line of a terminal. Control
-/// characters are escaped, and also characters that change the direction of text.
+/// characters, and characters that change the direction of text, are escaped.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(pub &'a str);
 

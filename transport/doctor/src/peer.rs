@@ -6,7 +6,7 @@ use tonic_rdma::diagnose::{Bare, Direction, Measured, Peer, Rates};
 
 use crate::page::{TextPage, align, reason, shown, size};
 
-/// Prints the steps to the server, and the measurements.
+/// Prints the steps of a connection to the server, and the measurements.
 pub(crate) fn print(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     let mut table = page.table(["Peer", &shown(&peer.uri)]);
     for offered in &peer.offered {

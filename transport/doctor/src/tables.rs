@@ -11,8 +11,8 @@ use tonic_rdma::diagnose::{
 use crate::page::{TextPage, list, or_dash, shown, size};
 use crate::{page, peer};
 
-/// Maximum number of GIDs shown per port. Adapters have long tables, and later entries are similar
-/// to the first ones.
+/// Maximum number of GIDs shown for each port. Adapters have long tables, and later entries are
+/// similar to the first entries.
 const GIDS: usize = 16;
 
 /// Prints the examined parts, the problems that prevent RDMA, and the verdict.

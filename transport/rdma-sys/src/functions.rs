@@ -377,7 +377,8 @@ functions! {
             "RDMACM_1.0" fn rdma_migrate_id(
                 id: *mut rdma_cm_id, channel: *mut rdma_event_channel
             ) -> c_int;
-            /// Opens all devices, which the library keeps open. Returns null and sets errno on failure.
+            /// Opens all devices, which the library keeps open. Returns null and sets errno on
+            /// failure.
             "RDMACM_1.0" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
             /// Frees the list of open devices.
             "RDMACM_1.0" fn rdma_free_devices(list: *mut *mut ibv_context) -> ();
