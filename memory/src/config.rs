@@ -51,7 +51,7 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total unless one is set.
+    /// Sets the total if no total is set.
     pub fn or_total(mut self, bytes: usize) -> Self {
         self.total.get_or_insert(bytes);
         self
@@ -173,12 +173,12 @@ impl PoolConfig {
         total -= total % page();
         let (send, landing) = scale((send, landing), configured, total);
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Chunks are so small that many connections get a chunk. At the default pool size they are
-        // large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
+        // Chunks are so small that many connections get a chunk. At the default pool size, a chunk
+        // is large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // The size is a multiple of 64 KiB, the length of many pieces. Except in small pools, it is
-        // also a multiple of huge pages, even if this makes fewer chunks.
+        // The size is a multiple of 64 KiB, the length of many pieces. Except in small pools, the
+        // size is also a multiple of a huge page, even if this makes fewer chunks.
         let chunk = match self.huge_pages {
             HugePages::Off => chunk - chunk % (64 * 1024),
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),

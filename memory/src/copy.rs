@@ -86,7 +86,7 @@ mod x86 {
         &LENGTHS
     }
 
-    /// The longest length at which memcpy would use a slow `rep movsb`. 0 if it never does.
+    /// The longest length at which memcpy would use a slow `rep movsb`. 0 if memcpy never does.
     pub(super) fn end(vendor: [u8; 12], erms: bool) -> usize {
         match &vendor {
             b"GenuineIntel" => 0,
@@ -136,8 +136,8 @@ mod x86 {
     /// Bytes copied by one iteration of the loop.
     const STEP: usize = 4 * WIDTH;
 
-    /// Copies by a loop of vector loads and stores. Stores are aligned, and volatile so that the
-    /// compiler does not turn them into a call of memcpy.
+    /// Copies by a loop of vector loads and stores. Stores are aligned. They are also volatile, so
+    /// that the compiler does not turn the stores into a call of memcpy.
     ///
     /// # Safety
     /// The contract of [`copy`](super::copy). In addition, `len` is at least [`MIN_LEN`], and the

@@ -74,7 +74,8 @@ impl RegisterError {
         RegisterError { len, source, unmapped: true }
     }
 
-    /// Whether the memory could not be mapped. No device was then asked to register it.
+    /// Whether the memory could not be mapped. In this case, no device was asked to register the
+    /// memory.
     pub fn is_unmapped(&self) -> bool {
         self.unmapped
     }

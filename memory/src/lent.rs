@@ -91,8 +91,8 @@ impl LendableBytes {
         self.counted.len == 0
     }
 
-    /// Returns the bytes. They keep the memory alive, but not its registration, and do not count as
-    /// lent.
+    /// Returns the bytes. The returned bytes keep the memory alive, but not its registration, and
+    /// do not count as lent.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.bytes()
     }

@@ -62,7 +62,7 @@ impl Memlock {
     }
 }
 
-/// A field of /proc/self/status in bytes; 0 if it is missing.
+/// A field of /proc/self/status in bytes, or 0 if the field is missing.
 fn field(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());

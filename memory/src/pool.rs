@@ -86,10 +86,10 @@ impl Pool {
     }
 
     /// Returns a handle of this pool whose send buffers serve one peer, and may be
-    /// [lent](Self::lend) to it. Such buffers lie in arenas from which no other handle allocates,
-    /// so a peer that maps such an arena finds only memory that this handle allocated. All handles
-    /// share the budgets. At most three quarters of the send memory are in such arenas. Beyond this
-    /// limit, buffers come from memory that is not lent.
+    /// [lent](Self::lend) to that peer. Such buffers lie in arenas from which no other handle
+    /// allocates, so a peer that maps such an arena finds only memory that this handle allocated.
+    /// All handles share the budgets. At most three quarters of the send memory are in such arenas.
+    /// Beyond this limit, buffers come from memory that is not lent.
     ///
     /// Returns a plain clone if [lending is off](PoolConfig::lendable).
     #[must_use]
@@ -159,10 +159,10 @@ impl Pool {
         self.0.control.trim(None);
     }
 
-    /// Returns the bytes with their key, if they are a slice of bytes from [`PinnedBuf::freeze`],
-    /// of bytes that landed over any connection, of [registered](Pool::register) memory, or of
-    /// [another pool's](Pool::share_send_memory) send memory. The look-up searches a sorted list,
-    /// without an exclusive lock.
+    /// Returns the bytes with their key, if the bytes are a slice of bytes from
+    /// [`PinnedBuf::freeze`], of bytes that landed over any connection, of
+    /// [registered](Pool::register) memory, or of [another pool's](Pool::share_send_memory) send
+    /// memory. The look-up searches a sorted list, without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
@@ -178,10 +178,10 @@ impl Pool {
     }
 
     /// Lets the devices of both pools send from the send memory of either. An arena is registered
-    /// with the other device when bytes of it are first [looked up](Self::resolve) there, on a
-    /// thread if the device is slow. Until then the look-up finds nothing. The arena stays
-    /// registered until its pool no longer needs it. Does nothing for pools of shared memory, whose
-    /// links send from any memory.
+    /// with the other device when bytes of the arena are first [looked up](Self::resolve) there, on
+    /// a thread if the device is slow. Until the arena is registered, the look-up finds nothing.
+    /// The arena stays registered until its pool no longer needs it. Does nothing for pools of
+    /// shared memory, whose links send from any memory.
     ///
     /// Such a registration counts against RLIMIT_MEMLOCK once more. An arena is not registered
     /// unless the limit leaves room for all memory that both pools may still use. After a refusal,
@@ -203,8 +203,8 @@ impl Pool {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
 
-    /// Registers application memory with the device, so that any part of it can be sent in place.
-    /// The memory stays registered while the returned value, a clone of it, or
+    /// Registers application memory with the device, so that any part of the memory can be sent in
+    /// place. The memory stays registered while the returned value, a clone of it, or
     /// [bytes](Pool::resolve) that were found through it are alive, even after the pool is dropped.
     /// The last holder deregisters the memory and drops it, on a dedicated thread if the device is
     /// slow.
@@ -270,9 +270,9 @@ impl Pool {
     }
 
     /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
-    /// limits may have been lowered since the pool was made, and other pools may have used them up.
-    /// After [`cannot_land`](Self::cannot_land), each call makes a chunk and drops it, until a call
-    /// succeeds. Such a call may take a few milliseconds.
+    /// limits may have been lowered since the pool was made, and other pools may have used up what
+    /// the limits allow. After [`cannot_land`](Self::cannot_land), each call makes a chunk and
+    /// drops it, until a call succeeds. Such a call may take a few milliseconds.
     ///
     /// # Errors
     /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing

@@ -1,8 +1,8 @@
 //! Tells which process made a value. A child of fork(2) is a different process from its parent
 //! (R23).
 //!
-//! A child has copies of its parent's memory, but none of its threads. Locks are in the state in
-//! which another thread left them, and handles of devices, sockets and pages still belong to the
+//! A child has copies of its parent's memory, but none of its threads. A lock is in the state in
+//! which another thread left it, and handles of devices, sockets and pages still belong to the
 //! parent. So a static is a [`PerProcess`], which starts from scratch in a child and does not look
 //! at the parent's value. A value that a child must not drop is [`Owned`].
 //!

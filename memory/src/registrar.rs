@@ -9,8 +9,8 @@ use crate::file::OwnedFd;
 /// The access that a device, and through it a peer, has to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The device may read the memory for work requests of this side. Nobody may write to it, so
-    /// the mapping may be read-only.
+    /// The device may read the memory for work requests of this side. Nobody may write to the
+    /// memory, so the mapping may be read-only.
     LocalRead,
     /// The device may read and write the memory for work requests of this side.
     Local,
@@ -43,8 +43,8 @@ pub struct Memory {
 /// registrations.
 ///
 /// # Safety
-/// The keys of a registration must stop working when it is dropped, because the pool then unmaps
-/// the memory or leases it to another peer.
+/// The keys of a registration must stop working when the registration is dropped, because the pool
+/// then unmaps the memory or leases it to another peer.
 pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies to it.
     fn pins(&self) -> bool;
@@ -75,19 +75,19 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Whether memory that peers write to must be a file that they can map, which is a memfd that
-    /// can neither shrink nor grow.
+    /// Whether memory that peers write to must be a file that peers can map. Such a file is a memfd
+    /// that can neither shrink nor grow.
     fn wants_file(&self) -> bool {
         false
     }
 
-    /// Whether memory can be lent to peers, which map its file and read it there.
+    /// Whether memory can be lent to peers, which map its file and read the memory there.
     fn lends(&self) -> bool {
         false
     }
 
     /// Whether mapping and registering memory takes so long that a runtime's task should not wait
-    /// for it. If so, a pool thread makes and frees landing memory: see
+    /// for this work. If so, a pool thread makes and frees landing memory: see
     /// [`Landing::register_waker`](crate::Landing::register_waker). Such a registrar must not
     /// expect to be called on a particular thread.
     fn is_slow(&self) -> bool {
@@ -106,8 +106,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
-/// A registered range. Dropping it deregisters the range. Like registration, the drop must not use
-/// the pool.
+/// A registered range. Dropping this value deregisters the range. Like registration, the drop must
+/// not use the pool.
 pub trait Registration: Send + Sync {
     /// The key for work requests of this side.
     fn lkey(&self) -> u32;

@@ -8,8 +8,8 @@
 //! | a peer | a free slot of its arenas; a new arena for it, while the arenas for peers take at most three quarters of the budget; the common arenas, of which nothing is lent |
 //! | no particular peer | a free slot of the common arenas; a new one |
 //!
-//! A new arena replaces any arenas without a slot in use, whichever peer they serve. A request that
-//! has to wait joins the single queue of the common arenas.
+//! A new arena may replace arenas without a slot in use, even arenas for other peers. A request
+//! that has to wait joins the single queue of the common arenas.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering::Relaxed;

@@ -24,8 +24,8 @@ use crate::arena::SlotRef;
 use crate::copy::copy;
 use crate::ledger::{Found, KeepAlive, Keys};
 
-/// A uniquely owned buffer in registered memory: fill it, [`freeze`](PinnedBuf::freeze) it and send
-/// it without a copy.
+/// A uniquely owned buffer in registered memory. The application fills the buffer,
+/// [freezes](PinnedBuf::freeze) it and sends it without a copy.
 ///
 /// The buffer starts empty, grows up to its [`capacity`](PinnedBuf::capacity) as it is filled, and
 /// never moves. Fill it through [`BufMut`] (for example with tokio's `read_buf`),
@@ -101,8 +101,8 @@ impl PinnedBuf {
     }
 
     /// Reads until the buffer is full or the reader is at its end, and returns the number of bytes
-    /// read. The reader gets memory with old contents, and is trusted to report correctly how much
-    /// it has filled. For a tokio reader, use its `read_buf`, which takes any [`BufMut`]:
+    /// read. The reader gets memory with old contents, and must report correctly how many bytes it
+    /// has filled. For a tokio reader, use its `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
     /// use bytes::BufMut;
@@ -308,7 +308,7 @@ impl PinnedBytes {
     /// If the range reaches past the end.
     pub fn slice(&self, range: impl std::ops::RangeBounds<usize>) -> Self {
         let bytes = self.bytes.slice(range);
-        // An empty slice may point anywhere; it is never read.
+        // An empty slice may point anywhere, because no code reads it.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         let (iova, keep_alive) = (self.iova.wrapping_add(by), self.keep_alive.clone());
         PinnedBytes { bytes, iova, keep_alive, ..*self }

@@ -12,8 +12,8 @@ pub struct Segment {
     pub at: usize,
     /// The content: the original `Bytes`, or a copy of a value that was not put as `Bytes`.
     pub bytes: Bytes,
-    /// Whether the value was put as a buffer, like protobuf's `bytes` fields. Otherwise it was put
-    /// as a slice, like protobuf's strings.
+    /// Whether the value was put as a buffer, like protobuf's `bytes` fields. If false, the value
+    /// was put as a slice, like protobuf's strings.
     pub is_buf: bool,
 }
 

@@ -2,8 +2,8 @@
 //! each read or write.
 //!
 //! Registration counts against RLIMIT_MEMLOCK, in addition to registration with an RDMA device: the
-//! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for it
-//! and for all memory that its pool may still pin. Other buffers are used unregistered.
+//! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for the
+//! buffer and for all memory that its pool may still pin. Other buffers are used unregistered.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,8 +23,8 @@ pub(crate) struct FixedBuffers {
     free: Mutex<Vec<u16>>,
 }
 
-/// A registered buffer. Dropping it deregisters the buffer. Work in flight keeps the pages of the
-/// buffer, and Linux 6.1 keeps these pages pinned for up to a second.
+/// A registered buffer. Dropping this value deregisters the buffer. Work in flight keeps the pages
+/// of the buffer, and Linux 6.1 keeps these pages pinned for up to a second.
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,

@@ -34,8 +34,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::{fmt, io};
 
-/// A read or write in flight. It resolves to the number of bytes and to the memory, which the
-/// caller then owns again.
+/// A read or write in flight. The future resolves to the number of bytes and to the memory, which
+/// the caller then owns again.
 ///
 /// # Cancel safety
 /// The memory belongs to the work (R10). If the transfer is dropped, the work continues, and the
@@ -51,7 +51,7 @@ enum TransferState<T> {
     Taken,
 }
 
-/// The side of a transfer that completes it.
+/// Completes a transfer.
 struct Completer<T>(Arc<Mutex<TransferState<T>>>);
 
 fn transfer<T>() -> (Completer<T>, Transfer<T>) {

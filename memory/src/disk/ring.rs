@@ -71,7 +71,7 @@ struct Work {
     entry: squeue::Entry,
     /// Keeps the descriptor open, and in use for this file, until the kernel is done with the work.
     _file: Arc<File>,
-    /// Holds the memory, and returns it to its owner.
+    /// Holds the memory until the kernel is done, and then returns the memory to its owner.
     done: Box<dyn FnOnce(io::Result<usize>) + Send>,
     again: u32,
 }
@@ -161,7 +161,7 @@ impl RingState {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts work whose memory is held by `done`.
+    /// Posts work. `done` holds the memory of the work.
     fn post(
         &self,
         entry: squeue::Entry,

@@ -1,7 +1,7 @@
 //! Chunks of landing memory.
 //!
-//! Each chunk is its own region, mapped and registered for one lease to one connection. A key that
-//! an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). The
+//! Each chunk is a separate region, mapped and registered for one lease to one connection. A key
+//! that an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). The
 //! address is random, so that the peer of another connection cannot find the chunk even if it
 //! learns the key (`region::random_address`). [Pieces](super::piece) of a chunk are runs of
 //! granules of 4 KiB.
@@ -172,7 +172,8 @@ impl Chunk {
         self.reclaiming.load(SeqCst)
     }
 
-    /// Sets whether the chunk is being reclaimed. Only the allocator's owner may call it.
+    /// Sets whether the chunk is being reclaimed. Only the allocator's owner may call this
+    /// function.
     pub(crate) fn set_reclaiming(&self, reclaiming: bool) {
         self.reclaiming.store(reclaiming, SeqCst);
     }
@@ -190,8 +191,8 @@ impl Drop for Chunk {
 }
 
 /// A chunk that is queued to be freed. This value is dropped after the chunk has been unmapped and
-/// before the budget gets its bytes. So a waiter that still saw the bytes here is woken when the
-/// budget gets them.
+/// before the budget gets its bytes. So a waiter that still counted these bytes is woken when the
+/// budget gets the bytes.
 #[derive(Debug)]
 pub(super) struct Freeing {
     len: usize,

@@ -85,7 +85,7 @@ impl ChunkBitmap {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
     }
 
-    /// Takes free granules. Only the chunk's owner may call it.
+    /// Takes free granules. Only the chunk's owner may call this function.
     pub(crate) fn take(&self, start: usize, len: usize) {
         for (word, mask) in masks(start, len) {
             let before = self.words[word].fetch_or(mask, Ordering::AcqRel);
@@ -114,7 +114,7 @@ impl ChunkBitmap {
         self.words[at / WORD].load(Ordering::Acquire) >> (at % WORD) & 1 == 1
     }
 
-    /// Frees taken granules. Returns false if one of them was free already.
+    /// Frees taken granules. Returns false if one of these granules was free already.
     pub(crate) fn free(&self, start: usize, len: usize) -> bool {
         let mut all = true;
         for (word, mask) in masks(start, len) {

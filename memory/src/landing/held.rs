@@ -39,7 +39,7 @@ impl Origin {
     }
 
     /// Counts the piece as held by the application. Returns false if the application may not hold
-    /// it.
+    /// the piece.
     pub(super) fn hold(&self) -> bool {
         let Origin { chunk, start, granules } = self;
         if chunk.held.is_taken(*start) {

@@ -42,8 +42,8 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Landed bytes. Their memory returns to its chunk when the last part of them and the last `Bytes`
-/// lent from them are dropped.
+/// Landed bytes. The memory returns to its chunk when the last part of the landed bytes, and the
+/// last `Bytes` lent from them, are dropped.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -59,7 +59,8 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
 #[derive(Clone, Default)]
 pub struct Landed {
     bytes: Bytes,
-    /// The piece of landing memory. `None` if there are no bytes, or if they lie elsewhere.
+    /// The piece of landing memory. `None` if there are no bytes, or if the bytes lie outside
+    /// landing memory.
     origin: Option<Origin>,
 }
 
@@ -74,9 +75,9 @@ impl Landed {
     }
 
     /// Counts the bytes' piece as held by the application, and returns whether the application may
-    /// hold it. The transport calls this before it hands the application the bytes, or a reader
-    /// that the application may stop reading. Held memory is not available for landing until the
-    /// application drops it. If the answer is false, the application should get a
+    /// hold it. The transport calls this function before it hands the bytes to the application, or
+    /// hands over a reader that the application may stop reading. Held memory is not available for
+    /// landing until the application drops it. If the answer is false, the application should get a
     /// [copy](Self::to_private), and the piece should be dropped.
     ///
     /// The application may hold three quarters of the bytes that its connection may lease now, and
@@ -146,7 +147,7 @@ impl Landed {
         self.append_first(self.len(), dst);
     }
 
-    /// Appends a copy of the first `len` bytes, or of all bytes if there are fewer.
+    /// Appends a copy of the first `len` bytes, or of all bytes if there are fewer than `len`.
     fn append_first(&self, len: usize, dst: &mut BytesMut) {
         let len = len.min(self.len());
         dst.reserve(len);
@@ -177,8 +178,8 @@ impl Landed {
     }
 
     /// Returns the landing memory itself, **to which the peer may still write**. Only the
-    /// application may use this memory, and the documentation warns applications about it. Code
-    /// that checks a value before it uses the value must not use this memory.
+    /// application may use this memory, and the documentation warns applications that peers may
+    /// change it. Code that checks a value before it uses the value must not use this memory.
     pub fn lend(self) -> Bytes {
         self.bytes
     }

@@ -35,7 +35,7 @@ pub(super) enum AllocKind {
 /// The place where the thread leaves the chunk.
 type Slot = Mutex<Option<Result<Chunk, RegisterError>>>;
 
-/// A chunk that is queued, made or failed. Dropping it gives the chunk up.
+/// A chunk that is queued, made or failed. Dropping this value gives the chunk up.
 #[derive(Debug)]
 pub(super) struct Making {
     /// The result. The thread has a weak reference, so a result without an owner is dropped.

@@ -98,9 +98,9 @@ impl Landing {
 
     /// Allocates one contiguous piece of `want` bytes. If no such piece is free, the piece is
     /// shorter, with at least `min` bytes. Both lengths are rounded up to 4 KiB. Leases another
-    /// chunk if the landing budget allows it. While another connection claims memory, this
-    /// connection's [share](Landing::share) must also allow it. A chunk has room for several pieces
-    /// of `want` bytes, or is as long as the piece.
+    /// chunk if the landing budget allows another chunk. While another connection claims memory,
+    /// this connection's [share](Landing::share) must also allow the chunk. A chunk has room for
+    /// several pieces of `want` bytes, or is as long as the piece.
     ///
     /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.

@@ -88,7 +88,7 @@ impl Drop for Piece {
 }
 
 impl LandingBuf {
-    /// Takes free granules of a chunk. Only the allocator's owner may call it.
+    /// Takes free granules of a chunk. Only the allocator's owner may call this function.
     pub(crate) fn new(chunk: &Arc<Chunk>, start: usize, granules: usize) -> Self {
         chunk.bitmap.take(start, granules);
         chunk.granted.fetch_add(granules, Relaxed);

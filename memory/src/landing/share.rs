@@ -107,8 +107,8 @@ impl Landing {
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });
-        // A chunk that is being made cannot be returned. So it counts as usable here, and other
-        // chunks are returned instead.
+        // A chunk that is being made cannot be returned. So this chunk counts as usable here, and
+        // other chunks are returned instead.
         let (mut usable, mut any_reclaimed, mut any_new) = (self.making_bytes(), false, false);
         for chunk in &order {
             let stays = chunk.is_held() && !chunk.is_reclaiming();

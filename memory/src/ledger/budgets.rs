@@ -29,7 +29,8 @@ impl Budgets {
         }
     }
 
-    /// Takes `len` bytes of a budget. Returns false and takes nothing if the budget has fewer.
+    /// Takes `len` bytes of a budget. Returns false and takes nothing if the budget has fewer than
+    /// `len` bytes.
     pub(crate) fn take(&self, usage: Use, len: usize, budget: usize) -> bool {
         self.take_some(usage, len, len, 1, budget).is_some()
     }

@@ -3,7 +3,7 @@
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
 //! process, or the limit is lowered, a pool may find that it cannot pin more. The pool then works
 //! with the memory that it has leased, like a smaller pool: connections wait for memory, and landed
-//! data is copied out if readers hold on to it. A pool that has leased nothing waits for memory
+//! data is copied out if readers keep it for long. A pool that has leased nothing waits for memory
 //! that [other pools](super::pinning_pools) of the process return. The part of the control budget
 //! that is not pinned yet stays reserved, so landing memory never prevents a new connection.
 //!

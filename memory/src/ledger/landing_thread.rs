@@ -1,8 +1,8 @@
 //! A pool's landing thread, which makes and frees landing memory so that no task waits for it.
 //!
-//! Mapping, zeroing and registering a chunk takes milliseconds, and so does freeing it. Connections
-//! ask for chunks on a runtime's workers, while they hold their lock. So these jobs run on a pool
-//! thread where the [registrar is slow](crate::Registrar::is_slow).
+//! Mapping, zeroing and registering a chunk takes milliseconds, and freeing a chunk also takes
+//! milliseconds. Connections ask for chunks on a runtime's workers, while they hold their lock. So
+//! these jobs run on a pool thread where the [registrar is slow](crate::Registrar::is_slow).
 //!
 //! | the thread | on | next |
 //! |---|---|---|

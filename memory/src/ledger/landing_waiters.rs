@@ -260,7 +260,7 @@ impl LandingWaiters {
     }
 
     /// Wakes the other connections that have more than `leased` bytes, because this connection has
-    /// begun to claim memory and the others have to return some.
+    /// begun to claim memory and those connections have to return some.
     pub(crate) fn wake_above(&self, waiter: &Arc<LandingWaiter>, leased: usize) {
         self.wake_each(|other| {
             !std::ptr::eq(other, Arc::as_ptr(waiter)) && other.leased() > leased

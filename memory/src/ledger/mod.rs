@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// Whether a parent of this process made the pool. The memory of such a pool is not mapped
-    /// here, so this process leaves the pool and everything that belongs to it alone (R23).
+    /// here, so this process does not touch the pool or anything that belongs to the pool (R23).
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
@@ -145,8 +145,8 @@ impl Ledger {
         bytes.min(waiter.limit)
     }
 
-    /// Records a region whose bytes have been taken from a budget, and its registrations with
-    /// further devices if it may have any.
+    /// Records a region whose bytes have been taken from a budget, and the region's registrations
+    /// with further devices, if the region may have any.
     pub(crate) fn region_registered(&self, region: &Region, further: Weak<dyn Any + Send + Sync>) {
         self.counters.registrations.fetch_add(1, Relaxed);
         self.budgets.registered();

@@ -29,7 +29,7 @@ pub(super) fn add(pool: &Arc<LandingBudget>) {
     list.push(Arc::downgrade(pool));
 }
 
-/// Whether pools other than this one hold memory that they will return.
+/// Whether pools other than `pool` hold memory that they will return.
 pub(super) fn others_hold(pool: &LandingBudget) -> bool {
     pools().iter().any(|other| !std::ptr::eq(&**other, pool) && other.budgets.returnable() > 0)
 }

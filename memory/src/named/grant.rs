@@ -162,7 +162,8 @@ impl Drop for GrantRegistration {
 /// The place where the thread leaves the grant.
 type Slot = Mutex<Option<Result<NamedGrant, RegionError>>>;
 
-/// A part of a named buffer that is being registered. Dropping it gives up the registration.
+/// A part of a named buffer that is being registered. Dropping this value gives up the
+/// registration.
 #[derive(Debug)]
 pub struct NamedRegistration(Arc<Slot>);
 

@@ -88,7 +88,7 @@ pub enum InUse {
     /// A call still has the buffer.
     #[error("the call has not ended")]
     Claimed,
-    /// Bytes of the message, or clones of them, are still alive.
+    /// Bytes of the message, or clones of these bytes, are still alive.
     #[error("{0} views of the landed bytes are alive: drop the message first")]
     Viewed(usize),
     /// The buffer was taken back before.
@@ -257,8 +257,8 @@ impl NamedLease {
         self.0.0.len
     }
 
-    /// The file that peers on this host may map in order to write to the buffer. `None` if they may
-    /// not write to it.
+    /// The file that peers on this host may map in order to write to the buffer. `None` if peers
+    /// may not write to the buffer.
     fn file(&self) -> Option<&Arc<OwnedFd>> {
         let buffer = &self.0.0;
         buffer.file.as_ref().filter(|_| buffer.state().keeps)
@@ -269,7 +269,7 @@ impl NamedLease {
         self.0.0.state().filled
     }
 
-    /// The range of these bytes in the buffer, if they are a view of it.
+    /// The range of landed bytes in the buffer, if these bytes are a view of the buffer.
     pub fn range_of(&self, landed: &Landed) -> Option<Range<usize>> {
         let bytes = landed.memory();
         let at = bytes.as_ptr().addr().checked_sub(self.0.0.start.addr().get())?;
@@ -278,7 +278,7 @@ impl NamedLease {
     }
 
     /// Returns a view of landed bytes, which may overlap other views. Returns `None` if not all of
-    /// them have landed.
+    /// these bytes have landed.
     pub fn view(&self, range: Range<usize>) -> Option<Bytes> {
         let buffer = &self.0.0;
         let mut state = buffer.state();
@@ -290,9 +290,9 @@ impl NamedLease {
         Some(Bytes::from_owner(View { buffer: buffer.clone(), range }))
     }
 
-    /// Fills the start of the buffer with a copy of these parts, one after the other, and returns a
-    /// view of it. Returns `None` if they do not fit, if a peer may write to the buffer, or if a
-    /// part of the buffer is viewed.
+    /// Fills the start of the buffer with a copy of the parts, one after the other, and returns a
+    /// view of the copy. Returns `None` if the parts do not fit, if a peer may write to the buffer,
+    /// or if a part of the buffer is viewed.
     pub fn fill(&self, parts: &[Landed]) -> Option<Bytes> {
         let buffer = &self.0.0;
         let len = parts.iter().map(Landed::len).sum();

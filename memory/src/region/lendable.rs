@@ -13,8 +13,8 @@ use crate::region::mapping::Mapping;
 use crate::region::page::{HugePages, page};
 
 /// A mapped memory file that peers on this host can map and write to. As the buffer of a
-/// [`NamedBuffer`](crate::NamedBuffer), it receives messages over shared memory without another
-/// copy.
+/// [`NamedBuffer`](crate::NamedBuffer), this memory receives messages over shared memory without
+/// another copy.
 ///
 /// The file has a fixed length, and begins as zeros. Children of fork(2) do not have the file
 /// mapped.
@@ -32,8 +32,8 @@ pub struct LandableBuf {
 }
 
 impl LandableBuf {
-    /// Makes a file of `len` zero bytes, and maps it. The pages are transparent huge pages if the
-    /// system has them for shared memory.
+    /// Makes a file of `len` zero bytes, and maps the file. The pages are transparent huge pages if
+    /// the system has them for shared memory.
     ///
     /// # Errors
     /// `InvalidInput` if `len` is 0. Otherwise the errors of memfd_create(2), ftruncate(2),
@@ -58,7 +58,8 @@ impl Deref for LandableBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping has `len` bytes and more, and in this process is this value's alone
-        // (R8). A peer that was granted it, and breaks the protocol, spoils what it may write.
+        // (R8). A peer that was granted the memory, and breaks the protocol, spoils only what it
+        // may write.
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
     }
 }
@@ -77,7 +78,7 @@ impl AsMut<[u8]> for LandableBuf {
 }
 
 /// A mapped memory file to fill, [`freeze`](Self::freeze), and
-/// [register](crate::Pool::register_lendable). Its pages hold nothing else.
+/// [register](crate::Pool::register_lendable). The pages of the file hold nothing else.
 ///
 /// The file has a fixed length, and begins as zeros. Children of fork(2) do not have the file
 /// mapped.
@@ -90,8 +91,9 @@ pub struct LendableBuf {
 }
 
 impl LendableBuf {
-    /// Makes a file of `len` zero bytes, with all of its pages, and maps it. Only this value can
-    /// write to it. The pages are transparent huge pages if the system has them for shared memory.
+    /// Makes a file of `len` zero bytes, with all of its pages, and maps the file. Only this value
+    /// can write to the file. The pages are transparent huge pages if the system has them for
+    /// shared memory.
     ///
     /// # Errors
     /// `InvalidInput` if `len` is 0. Otherwise the errors of memfd_create(2), fallocate(2), mmap(2)
@@ -127,10 +129,10 @@ impl DerefMut for LendableBuf {
 }
 
 /// Application memory in a memory file whose size, pages and contents cannot change. So peers on
-/// this host can map it and read lent bytes in place (see
-/// [`Pool::register_lendable`](crate::Pool::register_lendable)).
-/// A peer that is lent a part of this memory sees all of it. So the memory should hold only data
-/// that is meant for its readers. Children of fork(2) do not have the memory mapped.
+/// this host can map the memory and read lent bytes in place (see
+/// [`Pool::register_lendable`](crate::Pool::register_lendable)). A peer that is lent a part of this
+/// memory sees all of it. So the memory should hold only data that is meant for its readers.
+/// Children of fork(2) do not have the memory mapped.
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,
@@ -141,11 +143,11 @@ pub struct LendableMemory {
 
 impl LendableMemory {
     /// Takes a memory file (memfd_create(2)) that this or another process has filled. Seals the
-    /// file against shrinking, growing and writing, allocates missing pages, and maps it read-only.
-    /// Blocks until the file is mapped.
+    /// file against shrinking, growing and writing, allocates missing pages, and maps the file
+    /// read-only. Blocks until the file is mapped.
     ///
-    /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), because it does
-    /// not pin shared read-only mappings. Those kernels do register a [`LendableBuf`].
+    /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), because these
+    /// kernels do not pin shared read-only mappings. Those kernels do register a [`LendableBuf`].
     ///
     /// # Errors
     /// `InvalidInput` with the reason: the file is no memory file, has huge pages, is empty, does

@@ -100,8 +100,8 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Maps a new file that peers can map to read it. Its size and its pages are fixed, and only
-    /// this mapping can write to it.
+    /// Maps a new file that peers can map for reading. The size and the pages of the file are
+    /// fixed, and only this mapping can write to the file.
     pub(crate) fn lendable(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::allocated(c"tonic-rdma-lent", len)?;
         let mut mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), MapPlace::Any)?;
@@ -114,7 +114,7 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Maps a file to read it.
+    /// Maps a file for reading.
     pub(crate) fn read_only(len: usize, file: &OwnedFd) -> io::Result<Self> {
         let mut mapping =
             Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file), MapPlace::Any)?;
@@ -189,8 +189,9 @@ impl Mapping {
                 Err(_) => {}
             }
             for page in (0..len).step_by(MIN_PAGE) {
-                // SAFETY: within the mapping, which can be read. What is read is not used, and is
-                // nobody's plain memory yet (R8). A page of a file that is read is there.
+                // SAFETY: within the mapping, which can be read. The value is not used, and no code
+                // has a reference to the memory yet (R8). A file that is mapped for reading has all
+                // pages.
                 unsafe { piece.add(page).read_volatile() };
             }
         }

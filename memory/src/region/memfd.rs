@@ -22,8 +22,8 @@ use super::page::{HUGE_PAGE, page};
 /// `name` appears in /proc/PID/maps only.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2),
-/// ftruncate(2) and fcntl(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of
+/// memfd_create(2), ftruncate(2) and fcntl(2).
 pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
     let file = create(name)?;
@@ -37,8 +37,8 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
 /// Checks that this process may create a memory file of `len` bytes now.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2), such
-/// as EPERM if a system call filter forbids it.
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of
+/// memfd_create(2), such as EPERM if a system call filter forbids this call.
 pub fn may_make(len: usize) -> io::Result<()> {
     file_limit::check(len)?;
     create(c"tonic-rdma-probe").map(drop)
@@ -48,8 +48,8 @@ pub fn may_make(len: usize) -> io::Result<()> {
 /// seals it with [`seal_for_readers`].
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2) and
-/// fallocate(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of
+/// memfd_create(2) and fallocate(2).
 pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
     let file = create(name)?;

@@ -16,9 +16,9 @@
 //! long as the distance between two possible addresses.
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
-//! Programs and their heaps lie below that range or use little of it, and the stack has room to
-//! grow. The address of the stack reveals the size of the address space: 47 bits on x86-64, 48 on
-//! most of arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the
+//! Programs and their heaps lie below this range or use little of the range, and the stack has room
+//! to grow. The address of the stack reveals the size of the address space: 47 bits on x86-64, 48
+//! on most of arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the
 //! range. Attempts to map there fail, and another address is tried.
 
 use std::io;

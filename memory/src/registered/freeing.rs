@@ -1,5 +1,4 @@
-//! The thread that deregisters application memory and drops it. The thread ends when no work is
-//! left.
+//! The thread that deregisters and drops application memory. The thread ends when no work is left.
 
 use std::any::Any;
 use std::sync::atomic::AtomicUsize;

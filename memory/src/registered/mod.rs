@@ -164,7 +164,7 @@ pub(crate) fn pin(
 }
 
 /// Checks that the limit would still leave room for all memory of both pools. If the result depends
-/// on memory that is being unpinned, waits until it is unpinned.
+/// on memory that is being unpinned, waits until that memory is unpinned.
 fn check_limit(
     ledger: &Ledger,
     memory: NonNull<[u8]>,

@@ -47,8 +47,8 @@ impl OtherPools {
     }
 
     /// Registers the arena that the bytes lie in, if it belongs to one of the other pools. Returns
-    /// true if this call has registered the arena. A slow device registers it on a thread, and a
-    /// later look-up finds it.
+    /// true if this call has registered the arena. A slow device registers the arena on a thread,
+    /// and a later look-up finds the registration.
     pub(crate) fn register(&self, ledger: &Arc<Ledger>, bytes: &Bytes) -> bool {
         let Some((further, other)) = self.find(bytes) else { return false };
         if other.is_inherited() || !further.begin(ledger) {
@@ -57,7 +57,8 @@ impl OtherPools {
         let (by, bytes, on_thread) = (ledger.clone(), bytes.clone(), further.clone());
         let register = move || {
             let made = on_thread.register(&by, &other);
-            // Drop the bytes last: they keep their slot, so the arena outlives its registrations.
+            // Drop the bytes last: the bytes keep their slot, so the arena outlives its
+            // registrations.
             drop((on_thread, bytes));
             made
         };

@@ -64,7 +64,7 @@ impl<'a> Report<'a> {
     }
 
     /// The exit code of a program with this diagnosis as its result. The code is 0 if calls would
-    /// use RDMA or, with a peer, shared memory. The code is 1 if they would not, and
+    /// use RDMA or, with a peer, shared memory. The code is 1 if calls would use neither, and
     /// [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
     pub fn exit_code(&self) -> u8 {
         match (&self.found.peer, self.found.rdma) {

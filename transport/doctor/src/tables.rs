@@ -43,7 +43,7 @@ pub(crate) fn print(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
 }
 
 /// Adds hints about mistakes in the program's own code, because an examination of the host cannot
-/// find them.
+/// find such mistakes.
 fn own_code(page: &mut TextPage<'_>) -> fmt::Result {
     page.line(format_args!(
         "\nA program that still stays on TCP makes tonic's own channel. Look in its code for\n  \

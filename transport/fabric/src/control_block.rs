@@ -191,8 +191,8 @@ impl ControlBlock {
     /// Leases memory for the extra RECV slots, or stops removing extra slots that have memory.
     /// Returns the slots with memory, so that the caller can revive the absent slots among them. If
     /// the pool cannot spare memory for all extra slots, leases memory for a quarter of them, or
-    /// for as many as the ring has if that is more. If even this is too much for the pool, leases
-    /// nothing.
+    /// for as many as the ring has if that is more. If the pool has too little memory even for that
+    /// number, leases nothing.
     #[inline]
     pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32 - self.ring);
@@ -225,8 +225,8 @@ impl ControlBlock {
         })
     }
 
-    /// Turns an absent slot into a held one, so that it can be posted. Returns false if the slot is
-    /// not absent, or has no memory.
+    /// Turns an absent slot into a held slot, so that the slot can be posted. Returns false if the
+    /// slot is not absent, or has no memory.
     #[inline]
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
@@ -248,8 +248,8 @@ impl ControlBlock {
     }
 
     /// Takes a held slot out of use if it is to be removed or left out. When the last extra slot is
-    /// removed, the memory returns to the pool, because the device no longer uses any of it (R9,
-    /// R10).
+    /// removed, the memory returns to the pool, because the device no longer uses any of this
+    /// memory (R9, R10).
     #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let Some(extra) = &mut self.extra else { return false };
@@ -276,8 +276,8 @@ impl ControlBlock {
         true
     }
 
-    /// Turns a left-out slot of the ring into a held one, so that it can be posted. Returns false
-    /// for any other slot.
+    /// Turns a left-out slot of the ring into a held slot, so that the slot can be posted. Returns
+    /// false for any other slot.
     pub(crate) fn rejoin(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::LeftOut) => {

@@ -81,7 +81,7 @@ pub enum LinkLayer {
     InfiniBand,
     /// RoCE or iWARP over Ethernet.
     Ethernet,
-    /// The device did not report its link layer. Some iWARP devices never report it.
+    /// The device did not report its link layer. Some iWARP devices never report their link layer.
     Unspecified,
 }
 
@@ -91,8 +91,8 @@ pub enum LinkLayer {
 pub enum PortState {
     /// No link.
     Down,
-    /// The link is up but not configured. On InfiniBand, the subnet manager has not configured it
-    /// yet.
+    /// The link is up but not configured. On InfiniBand, the subnet manager has not configured the
+    /// port yet.
     Init,
     /// Configured, not yet active.
     Armed,

@@ -74,7 +74,8 @@ pub enum FabricError {
         /// The dynamic linker's message.
         dlerror: String,
     },
-    /// An installed library lacks a function. The library is too old, or it is not rdma-core's.
+    /// An installed library lacks a function. The library is too old, or does not belong to
+    /// rdma-core.
     #[error(
         "{library} has no function {function}: {dlerror}; install rdma-core 22 or newer, and look for a library of this name in LD_LIBRARY_PATH"
     )]
@@ -253,7 +254,7 @@ impl fmt::Display for ConnectStep {
     }
 }
 
-/// A connection was not established. Everything that was created for it has been freed.
+/// A connection was not established. Everything that was created for the connection has been freed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

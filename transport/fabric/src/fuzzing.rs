@@ -36,8 +36,8 @@ impl Input<'_> {
     }
 }
 
-/// Runs both ends of a ring whose memory has arbitrary contents, and is written to between any two
-/// steps.
+/// Runs both ends of a ring whose memory has arbitrary contents. Between any two steps, a stranger
+/// may write to this memory.
 ///
 /// The input states the number of slots, their size, how much memory is missing, and whether the
 /// memory has contents at the beginning. Steps with their operands follow, until one end finds a
@@ -107,8 +107,8 @@ impl Ends {
                 }
             }
             4 => {
-                // All slots are posted again, or none. The driver decides which slots it posts
-                // again.
+                // All slots are posted again, or no slot is posted again. The driver decides which
+                // slots it posts again.
                 let all = operand.is_multiple_of(2);
                 self.reader.free(|_| all);
                 self.held = if all { 0 } else { self.held };

@@ -30,9 +30,8 @@
 //!
 //! # The control block
 //!
-//! Every link owns one block of registered memory. When the link is made, it takes the block from
-//! the pool with [`Pool::control`](tonic_rdma_memory::Pool::control). When the link is dropped, it
-//! returns the block:
+//! Every link owns one block of registered memory. A new link takes the block from the pool with
+//! [`Pool::control`](tonic_rdma_memory::Pool::control). Dropping the link returns the block:
 //!
 //! ```text
 //! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |
@@ -46,11 +45,11 @@
 //! work. Breaking this rule sends wrong bytes, but is not undefined behaviour.
 //!
 //! The number of RECVs changes with the load: [`Link::grow`] leases memory for extra RECVs and
-//! posts them, and [`Link::shrink`] removes them. The slots of the block may be shorter than other
-//! slots ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so that a connection at
-//! rest has little memory. The short RECVs are then left out while extra RECVs are posted.
-//! [`Link::grow_sends`] leases separate memory for the SEND slots of a busy connection, and
-//! [`Link::shrink_sends`] returns that memory.
+//! posts these RECVs, and [`Link::shrink`] removes the extra RECVs. The slots of the block may be
+//! shorter than other slots ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so
+//! that a connection at rest has little memory. The short RECVs are then left out while extra RECVs
+//! are posted. [`Link::grow_sends`] leases separate memory for the SEND slots of a busy connection,
+//! and [`Link::shrink_sends`] returns that memory.
 //!
 //! # Order
 //!
@@ -107,7 +106,7 @@ pub mod turn;
 pub mod verbs;
 pub mod wake_gate;
 
-/// The atomics of `shm`. tests/loom.rs replaces them with loom's.
+/// The atomics of `shm`. tests/loom.rs replaces them with loom's atomics.
 #[cfg(all(target_os = "linux", feature = "shm"))]
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

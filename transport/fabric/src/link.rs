@@ -13,7 +13,8 @@ use crate::timer::Timer;
 
 /// Maximum bytes of private data in a connect request, an accept or a reject.
 ///
-/// InfiniBand has 92 bytes, and rdma_cm's IP addressing header takes 36 of them. iWARP allows more.
+/// InfiniBand has 92 bytes, and rdma_cm's IP addressing header takes 36 of these bytes. iWARP
+/// allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// The capabilities of a link, which never change.
@@ -90,8 +91,8 @@ impl WriteSource {
 /// One work request.
 #[derive(Debug)]
 pub enum Work {
-    /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. Takes one of the peer's RECVs: the
-    /// caller must hold a credit for it (R2).
+    /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. The message takes one of the peer's
+    /// RECVs, so the caller must hold a credit (R2).
     Send {
         /// Bytes from the start of the block.
         offset: usize,
@@ -135,7 +136,7 @@ pub enum Posted {
 /// Whether a peer can WRITE to an application buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
-    /// The peer can WRITE once it is told the key.
+    /// The peer can WRITE to the buffer once the peer is told the key.
     Yes,
     /// The peer was asked to map the buffer. A later poll receives the answer.
     Asked,
@@ -146,8 +147,8 @@ pub enum Shared {
 /// A report of [`Link::poll`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
-    /// The work with this id, and all work queued before it, is done. The memory of that work may
-    /// be used again.
+    /// The work with this id is done, and also all work that was queued earlier. The memory of that
+    /// work may be used again.
     Sent {
         /// The id given to [`Link::queue`].
         id: u64,
@@ -257,9 +258,9 @@ pub trait Link: Send + 'static {
 
     /// Lends bytes to the peer. Once a SEND has told the peer about the lease, the peer reads the
     /// bytes in place. The bytes do not change until [`end_lease`](Link::end_lease) or, if the link
-    /// is dropped before that, until the peer no longer reads anything of this link. Returns `None`
-    /// if these bytes cannot be lent, or if they cannot be lent yet because the peer [is
-    /// mapping](Link::is_mapping) their memory.
+    /// is dropped before that, until the peer no longer reads memory that this link has lent.
+    /// Returns `None` if these bytes cannot be lent, or if they cannot be lent yet because the peer
+    /// [is mapping](Link::is_mapping) their memory.
     ///
     /// # Errors
     /// The link is dead.
@@ -281,8 +282,8 @@ pub trait Link: Send + 'static {
     }
 
     /// Returns bytes that the peer has lent, according to a received message. **The peer may write
-    /// to them**, so treat them like landed bytes. The lease can be returned once the last part of
-    /// the bytes has been dropped: see [`take_returned`](Link::take_returned).
+    /// to these bytes**, so treat them like landed bytes. The lease can be returned once the last
+    /// part of the bytes has been dropped: see [`take_returned`](Link::take_returned).
     ///
     /// # Errors
     /// [`LinkError::Breach`] if the peer has lent no such memory. The link is still usable.

@@ -63,8 +63,8 @@ pub struct LinkConfig {
     pub ack_retries: u8,
     /// Type of service of the packets: the byte of the IP header with the differentiated services
     /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's value
-    /// holds at both ends, but a device may ignore it. `None` means the system's default. Verbs
-    /// only.
+    /// holds at both ends, but a device may ignore this value. `None` means the system's default.
+    /// Verbs only.
     pub type_of_service: Option<u8>,
     /// The address of this host to connect from. The connection leaves through the device with this
     /// address, which must be the device that `connect` is called on. With `None`, the route

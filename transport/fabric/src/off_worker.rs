@@ -39,7 +39,7 @@ fn run(work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>) -> Running {
         run_on_thread("rdma-work", move || {
             // The work may register descriptors with the runtime.
             let _entered = runtime.as_ref().map(Handle::enter);
-            // If nobody waits for the result, it is dropped here.
+            // If no caller waits for the result, the result is dropped here.
             drop(done.send(catch_unwind(AssertUnwindSafe(work))));
         })?;
         match result.await {

@@ -205,8 +205,8 @@ impl Fabric {
 
     /// Opens the RDMA device through which the route to a peer leaves, with the checks of
     /// [`open`](Fabric::open). The peer receives no packets except those of address resolution.
-    /// `source` is an address of this host. If it is given, the route must leave through the device
-    /// of that address.
+    /// `source` is an address of this host. If `source` is given, the route must leave through the
+    /// device of that address.
     ///
     /// # Errors
     /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], and [`ConnectError::OtherDevice`] if
@@ -503,8 +503,8 @@ impl Listener {
     }
 }
 
-/// A connect request, to be accepted or rejected. Dropping the request rejects it without private
-/// data.
+/// A connect request, to be accepted or rejected. Dropping this value rejects the request without
+/// private data.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Incoming {
@@ -532,13 +532,13 @@ impl Incoming {
         }
     }
 
-    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad it with zeros to 56
-    /// bytes; iWARP does not.
+    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad this data with zeros to
+    /// 56 bytes, and iWARP does not pad it.
     pub fn private_data(&self) -> &[u8] {
         dispatch!(Incoming, self, i => i.private_data())
     }
 
-    /// The peer's address. Its port means nothing on InfiniBand and RoCE.
+    /// The peer's address. On InfiniBand and RoCE, the port of this address means nothing.
     pub fn peer_addr(&self) -> Addr {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]

@@ -27,7 +27,7 @@ impl Returns {
         }
     }
 
-    /// Moves the leases to `out`. `waker` is woken when there are further leases.
+    /// Moves the leases to `out`. `waker` is woken when further leases are added.
     pub(crate) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         out.append(&mut state.leases);

@@ -17,7 +17,8 @@ pub enum LoadError {
         /// appended.
         dlerror: String,
     },
-    /// A library was opened but lacks a function. The library is too old, or it is not rdma-core's.
+    /// A library was opened but lacks a function. The library is too old, or does not belong to
+    /// rdma-core.
     Symbol {
         /// The file name of the library.
         library: &'static str,

@@ -1,5 +1,5 @@
-//! Functions that verbs.h defines as inline. They call the device's driver through its context, not
-//! libibverbs.
+//! Functions that verbs.h defines as inline. These functions call the device's driver through its
+//! context, not libibverbs.
 
 use std::ffi::c_int;
 use std::mem::offset_of;

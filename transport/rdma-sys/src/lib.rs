@@ -29,8 +29,8 @@
 //!
 //! The oldest supported rdma-core is 22, of Debian 10 and RHEL 8. `abi.txt` in this crate's folder
 //! lists sizes, offsets, constants, prototypes and symbol versions. A test compares this file with
-//! the declarations. `scripts/check-bindings` compares it with the headers and libraries of the
-//! rdma-core that is installed.
+//! the declarations. `scripts/check-bindings` compares the file with the headers and libraries of
+//! the rdma-core that is installed.
 //!
 //! On systems other than Linux, and on processors other than x86-64 and AArch64, [`load`] returns
 //! [`LoadError::Platform`].

@@ -33,7 +33,7 @@ impl Library {
             return Ok(Library { name, handle });
         }
         let mut words = dlerror();
-        // The dynamic linker skips a file for another processor, and reports it as missing.
+        // The dynamic linker skips a file for another processor, and reports the file as missing.
         if let Some((path, machine)) = foreign(file) {
             words += &format!(" ({} is for {machine})", path.display());
         }

@@ -1,4 +1,4 @@
-//! The objects that libibverbs makes. They are used only through pointers.
+//! The objects that libibverbs makes. These objects are used only through pointers.
 
 #![allow(missing_docs, reason = "the fields are those of the manual pages")]
 

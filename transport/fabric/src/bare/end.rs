@@ -1,7 +1,8 @@
 //! One end of a bare connection, which posts SENDs and WRITEs and waits for messages.
 //!
-//! The peer says how many WRITEs it wants. Over shared memory each WRITE is done as soon as it is
-//! queued. So this end charges every work request and every completion to the task's turn (R20).
+//! The peer says how many WRITEs this end has to do. Over shared memory each WRITE is done as soon
+//! as it is queued. So this end charges every work request and every completion to the task's turn
+//! (R20).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -31,7 +32,7 @@ pub(super) struct BareEnd {
     /// The source of WRITEs, in pool memory.
     source: Bytes,
     limits: BareLimits,
-    /// The buffers to which the other end may WRITE. They are never read.
+    /// The buffers to which the other end may WRITE. This end never reads these buffers.
     landing: Vec<LandingBuf>,
     /// Bytes of each buffer in `landing`.
     granted: usize,
@@ -66,7 +67,7 @@ impl BareEnd {
         }
     }
 
-    /// Waits for completions, and charges them.
+    /// Waits for completions, and charges the completions to the task's turn.
     async fn poll(&mut self) -> Result<(), BareError> {
         let done = poll_fn(|cx| self.link.poll(cx, &mut self.out)).await;
         self.complete().await;
@@ -90,8 +91,8 @@ impl BareEnd {
             match completion {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
-                // This end ignores these completions. If it writes to memory that is not mapped,
-                // the link fails and reports the failure. This end sends no probes.
+                // This end ignores these completions. If this end writes to memory that is not
+                // mapped, the link fails and reports the failure. This end sends no probes.
                 Completion::NotMapped { .. }
                 | Completion::Forgotten { .. }
                 | Completion::Answered => {}
@@ -312,7 +313,8 @@ pub struct BareLimits {
     /// is shorter than one place, places are shorter. The rest of the landing memory is for calls,
     /// because a bare connection keeps its memory while calls wait.
     pub landing_part: usize,
-    /// Bytes of source memory, parts of which WRITEs use in turn. At least as long as one WRITE.
+    /// Bytes of source memory, parts of which WRITEs use in turn. The source memory is at least as
+    /// long as one WRITE.
     pub source_len: usize,
     /// Maximum bytes that one request may make this end WRITE, and that this end requests at a
     /// time.
@@ -324,7 +326,7 @@ pub struct BareLimits {
 
 impl Default for BareLimits {
     /// 8 places of 1 MiB in at most an eighth of the landing memory, one source for all WRITEs, and
-    /// 1 GiB or 16,384 WRITEs a request.
+    /// 1 GiB or 16,384 WRITEs for each request.
     fn default() -> Self {
         Self {
             places: 8,

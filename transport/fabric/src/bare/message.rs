@@ -124,7 +124,7 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u32; N]> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BareError {
-    /// The link failed, or the peer has closed it.
+    /// The link failed, or the peer has closed the link.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// There is no memory to WRITE from.

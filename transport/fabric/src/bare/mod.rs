@@ -1,6 +1,6 @@
 //! SENDs and WRITEs over a link, without the protocol and without calls. The speed of such a
 //! connection is the upper bound for any transport over the link. `rpc-demo doctor --peer` and the
-//! benchmarks measure it.
+//! benchmarks measure this speed.
 //!
 //! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
 //! [opens](Bare::open) the connection and measures.

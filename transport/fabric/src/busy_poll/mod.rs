@@ -4,8 +4,8 @@
 //! end runs again. Polling costs processor time. An end that polls for as long as the price of a
 //! sleep, and then sleeps, never spends more than twice the cost of the best choice (ski rental:
 //! Karlin et al., "Competitive snoopy caching", 1988). The time of a wake-up differs by two orders
-//! of magnitude between machines, so it is measured (`shm::wakeup::wake_cost`, `verbs::wake_cost`).
-//! The price of a sleep is [`PRICE`] wake-ups.
+//! of magnitude between machines, so this time is measured (`shm::wakeup::wake_cost`,
+//! `verbs::wake_cost`). The price of a sleep is [`PRICE`] wake-ups.
 //!
 //! An end learns from each wait whether polling pays. For this, the end computes how long the wait
 //! would have taken if neither end had slept: the length of the wait, less one wake-up if this end

@@ -170,9 +170,9 @@ fn no_room(addr: Addr, errno: u32) -> ConnectError {
     ConnectError::PeerLimit { addr, source: Arc::new(io::Error::from_raw_os_error(errno)) }
 }
 
-/// Waits until the server has taken the descriptors of RING. The server may fail to take them, so
-/// no call may be made before that. Returns the server's error if the server has no room for the
-/// connection.
+/// Waits until the server has taken the descriptors of RING. The server may fail to take these
+/// descriptors, so no call may be made earlier. Returns the server's error if the server has no
+/// room for the connection.
 async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
     let message = match socket.next().await {
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),

@@ -102,8 +102,8 @@ pub struct ShmLink {
     /// Number of polls since the socket was last read.
     busy_polls: u32,
     stats: ShmStats,
-    /// The reason why the link ends. It is reported once all earlier messages are taken, because a
-    /// dead link posts nothing again.
+    /// The reason why the link ends. The link reports this reason once all earlier messages are
+    /// taken, because a dead link posts nothing again.
     ending: Option<Box<LinkError>>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,

@@ -182,8 +182,8 @@ async fn hello(
     Some(ShmIncoming { context, local, socket, private_data, shape, takes })
 }
 
-/// A connect request from a process on this host. Dropping the request rejects it without private
-/// data.
+/// A connect request from a process on this host. Dropping this value rejects the request without
+/// private data.
 #[derive(Debug)]
 pub struct ShmIncoming {
     context: Arc<DeviceContext>,

@@ -21,7 +21,7 @@
 //! a runtime of another share a wake-up channel (`wakeup::channel`): an eventfd for each direction,
 //! and a page with a bit for each connection. The sender sets the bit. If the receiving process
 //! sleeps with regard to these connections, the sender also signals the eventfd, by a read that
-//! never blocks. So waking a process that is awake costs no system call. Before an end waits it
+//! never blocks. So waking a process that is awake costs no system call. Before an end waits, it
 //! polls for a while (`crate::busy_poll`).
 //!
 //! A connection at rest has one descriptor at either end, the socket, and all connections share two

@@ -60,7 +60,7 @@ impl Named {
         Ok(Some(Shared::Asked))
     }
 
-    /// Records that the peer has mapped a buffer, or cannot map it.
+    /// Records that the peer has mapped a buffer, or cannot map the buffer.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.offers.answered(key, taken);
     }

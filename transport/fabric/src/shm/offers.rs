@@ -1,4 +1,4 @@
-//! Files that this end has offered to a link's peer for mapping. The peer may decline them.
+//! Files that this end has offered to a link's peer for mapping. The peer may decline such files.
 //!
 //! | the file is | on | next |
 //! |---|---|---|
@@ -51,8 +51,8 @@ impl Offers {
         self.bytes += len;
     }
 
-    /// Records that the peer has mapped a file, or cannot map it. This end may have taken the file
-    /// back since the offer.
+    /// Records that the peer has mapped a file, or cannot map the file. This end may have taken the
+    /// file back since the offer.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         if let Some((offer, _)) = self.files.get_mut(&key).filter(|(o, _)| *o == Offer::Open) {
             *offer = if taken { Offer::Taken } else { Offer::Declined };
@@ -75,8 +75,8 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Refuses memory of a kind that this end does not accept, and answers from a peer that cannot
-    /// have been offered anything (R22).
+    /// Refuses memory of a kind that this end does not accept, and answers from a peer to which
+    /// this end can have offered nothing (R22).
     ///
     /// # Errors
     /// A description of the breach, and of the setting that prevents it.

@@ -1,7 +1,7 @@
 //! The ring that SENDs travel through: its layout, and its two ends.
 //!
 //! The memory is accessed as atomic words of 8 bytes, because another process may write to any of
-//! them at any time.
+//! these words at any time.
 //!
 //! `docs/protocol.md` has the layout. Tail, head, the waiting flag and the processor each have
 //! their own cache line.
@@ -215,9 +215,8 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits, so that the peer wakes it in the way that `value` encodes. If
-    /// a message may have arrived before the announcement, returns false, and this end does not
-    /// wait.
+    /// Announces that this end waits. `value` encodes how the peer must wake this end. If a message
+    /// may have arrived before the announcement, returns false, and this end does not wait.
     pub(crate) fn wait(&self, value: u64) -> bool {
         wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
@@ -417,8 +416,8 @@ impl<W: Words> Writer<W> {
         wait_flag::must_wake(self.word(WAITING))
     }
 
-    /// Whether the receiver has posted all slots again, so that none holds a message. Only this end
-    /// writes to slots, so a drained ring stays drained until this end writes.
+    /// Whether the receiver has posted all slots again, so that no slot holds a message. Only this
+    /// end writes to slots, so a drained ring stays drained until this end writes.
     fn is_drained(&self) -> bool {
         self.published == self.written && self.word(HEAD).load(Ordering::Acquire) == self.written
     }

@@ -31,7 +31,7 @@ use crate::shm::socket::Socket;
 static ONE_NUMBER: PerProcess<bool> =
     PerProcess::new(|| in_this_namespace("self", std::process::id()));
 
-/// SO_PEERPIDFD, on architectures that use the common number for it.
+/// SO_PEERPIDFD, on architectures that use the common number for this option.
 const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     target_arch = "x86_64",
     target_arch = "aarch64",
@@ -74,7 +74,7 @@ impl Candidate {
         (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
     }
 
-    /// Returns the peer if it is in this process's PID namespace. `sender` is the sender of a
+    /// Returns the peer if the peer is in this process's PID namespace. `sender` is the sender of a
     /// message that was sent since the candidate was created.
     pub(super) fn confirm(self, sender: Option<u32>) -> Option<HostProcess> {
         let Candidate { pid, pidfd, must_send } = self;

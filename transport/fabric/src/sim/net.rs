@@ -30,8 +30,8 @@ impl SimNet {
         SimNet { state: Arc::new(NetState::new(config)), directory: Arc::default() }
     }
 
-    /// Adds a device with one address. If another device has the address, the new device takes it
-    /// over. Peers can find the device as long as one of its clones, listeners, links or
+    /// Adds a device with one address. If another device has the address, the new device takes the
+    /// address over. Peers can find the device as long as one of its clones, listeners, links or
     /// registrations lives.
     pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
         let state = Arc::new(DeviceState::new(self.state.clone(), name.into(), addr));

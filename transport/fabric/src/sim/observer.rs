@@ -44,7 +44,7 @@ pub enum Event<'a> {
         end: EndId,
         /// The sender's id of the work.
         id: u64,
-        /// Whether the work is a WRITE. Otherwise it is a SEND.
+        /// Whether the work is a WRITE. If false, the work is a SEND.
         write: bool,
         /// The address of the memory, as in the request.
         addr: u64,

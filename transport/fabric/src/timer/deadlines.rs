@@ -270,7 +270,7 @@ impl TimerReactor {
 }
 
 impl Drop for TimerReactor {
-    /// Ends the timers, because the runtime may end before them.
+    /// Ends the timers, because the runtime may end before the timers are dropped.
     fn drop(&mut self) {
         lock(&self.0.state).ended = true;
         // No other code makes the clock expire from now on.

@@ -43,7 +43,7 @@ impl CAddr {
     }
 }
 
-/// Reads an address. Returns `None` if it is neither IPv4 nor IPv6.
+/// Reads an address. Returns `None` if the address is neither IPv4 nor IPv6.
 ///
 /// # Safety
 /// `addr` is null or points to a sockaddr that is as long as its family says.

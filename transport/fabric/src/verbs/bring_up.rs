@@ -1,5 +1,5 @@
-//! Brings a link up. Firmware takes long for some of the calls, so they run on threads that may
-//! block.
+//! Brings a link up. Firmware takes long for some of the calls, so these calls run on threads that
+//! may block.
 //!
 //! | side | of the queue pair | on |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
 //!
 //! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would change
-//! them on the thread that reads events, and versions before 23 always do so. Over iWARP the kernel
-//! changes them when it establishes the connection.
+//! the states on the thread that reads events, and versions before 23 always do so. Over iWARP the
+//! kernel changes the states when it establishes the connection.
 //!
 //! A [`PendingLink`] is a link whose attempt has not succeeded yet. If the attempt fails or is
 //! given up, the queue pair is destroyed on a separate thread. Firmware takes milliseconds to

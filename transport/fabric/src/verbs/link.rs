@@ -348,7 +348,7 @@ impl VerbsLink {
     }
 
     /// Takes completions until the queue is empty or one poll's limit is reached. Returns false if
-    /// the queue may hold more completions, of this link or of others.
+    /// the queue may hold more completions, of this link or of other links.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
         // While another member polls the queue, a busy poll sees nothing. The link reports its end
         // only after it has seen all completions (R7), so an ending link does not use a busy poll.

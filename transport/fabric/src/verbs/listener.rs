@@ -106,7 +106,7 @@ impl VerbsListener {
         }
     }
 
-    /// Takes a connect request. Rejects the request if it came through another device.
+    /// Takes a connect request. Rejects a request that came through another device.
     fn take(&self, id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
@@ -147,8 +147,8 @@ pub struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
-    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad it with zeros to 56
-    /// bytes.
+    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad this data with zeros to
+    /// 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }

@@ -16,9 +16,10 @@
 //! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and no code reads the bytes
 //! before that (R8). The simulation also delivers bytes of WRITEs out of order.
 //!
-//! If another device ignored the iova, it would refuse the first WRITE with a remote access error.
-//! So such a device could not be used at all, and would never work with addresses that peers can
-//! guess. Both keys name the same addresses, so data that has landed is also sent on by its iova.
+//! If another device ignored the iova, that device would refuse the first WRITE with a remote
+//! access error. So such a device could not be used at all, and would never work with addresses
+//! that peers can guess. Both keys name the same addresses, so data that has landed is also sent on
+//! by its iova.
 
 use std::io;
 use std::ptr::NonNull;

@@ -28,12 +28,12 @@ const INVALID_OFFSET: usize = 0x9_0000;
 /// Bytes of one completion. In addition, a queue needs a few bytes for its own data.
 const CQE_SIZE: usize = 32;
 
-/// The queue that covers the page. It must be dropped before the context.
+/// The queue that covers the page. The queue must be dropped before the context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] CompletionQueue);
 
 impl Cover {
-    /// Covers the page. Returns `None` if the cover is not needed or cannot be made. If it is
-    /// needed and cannot be made, the device works only with fewer connections.
+    /// Covers the page. Returns `None` if the cover is not needed or cannot be made. If the cover
+    /// is needed and cannot be made, the device works only with fewer connections.
     ///
     /// # Safety
     /// The context must be open, and stay open until the cover is dropped.
@@ -51,7 +51,7 @@ impl Cover {
             before.push(next);
         }
         before.pop();
-        // This queue takes two pages: the page that has just become free, and the page after it.
+        // This queue takes two pages: the page that has just become free, and the next page.
         queue(i32::try_from(page / CQE_SIZE).ok()?).map(Cover)
     }
 }

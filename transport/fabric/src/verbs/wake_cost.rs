@@ -39,7 +39,7 @@ pub(super) fn get() -> Duration {
 
 /// Measures the cost on separate threads, unless the last measurement is recent.
 pub(super) fn measure_if_old(now: Instant) {
-    // If another thread holds the lock, it is measuring.
+    // If another thread holds the lock, that thread is measuring.
     let Ok(mut measured) = MEASURED.try_lock() else { return };
     if measured.is_some_and(|last| now.saturating_duration_since(last) < MAX_AGE) {
         return;
@@ -58,7 +58,7 @@ pub(super) fn measure_if_old(now: Instant) {
     }
 }
 
-/// One of the two threads. It sleeps until the other thread wakes it.
+/// One of the two threads. The thread sleeps until the other thread wakes it.
 struct Sleeper {
     event: OwnedFd,
     epoll: OwnedFd,

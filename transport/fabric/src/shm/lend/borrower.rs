@@ -49,7 +49,7 @@ impl TakenFile {
     ///
     /// # Errors
     /// `InvalidData` if a file of this kind may not be lent. Other errors if this process cannot
-    /// map the file, or already keeps as many descriptors as it may.
+    /// map the file, or already keeps the maximum number of descriptors.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -130,9 +130,9 @@ struct File {
     addr: u64,
     /// The registration of the memory, which also keeps the mapping.
     _registration: Option<(PoolRegistration, KeptDescriptor)>,
-    /// The pipe ends. While they are open, the peer keeps the memory that it has lent, even after
-    /// the connection has ended. The owner of re-lent memory also keeps that memory. Closing a pipe
-    /// does not block.
+    /// The writing ends of the peer's pipe and, for re-lent memory, of the owner's pipe. While
+    /// these ends are open, the peer and the owner keep the memory, even after the connection has
+    /// ended. Closing a pipe does not block.
     _reads: Arc<OwnedFd>,
     _owner: Option<(OwnedFd, KeptDescriptor)>,
 }

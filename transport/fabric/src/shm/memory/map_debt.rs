@@ -73,7 +73,8 @@ impl Debts {
         *owed = owed.saturating_add(bytes);
     }
 
-    /// The time until a process owes at most [`MAX_DEBT`]. `None` if it already owes no more.
+    /// The time until a process owes at most [`MAX_DEBT`]. `None` if the process already owes at
+    /// most that.
     fn wait(&mut self, process: PeerProcess, now: Instant) -> Option<Duration> {
         self.pay(now);
         let over = self.owed.get(&process)?.checked_sub(MAX_DEBT).filter(|over| *over > 0)?;
@@ -83,7 +84,7 @@ impl Debts {
     }
 }
 
-/// The time to wait before a process's next file is taken. `None` if it need not wait.
+/// The time to wait before a process's next file is taken. `None` if the file need not wait.
 pub(crate) fn wait(process: PeerProcess) -> Option<Duration> {
     debts().wait(process, Instant::now())
 }
@@ -113,7 +114,7 @@ impl MapCost {
         MapCost::populated(process, len / UNPOPULATED)
     }
 
-    /// Counts bytes that were written to the file, or borrowed from it.
+    /// Counts bytes that were written to the file, or borrowed from the file.
     pub(crate) fn add_used(&self, bytes: u64) {
         self.used.fetch_add(bytes, Relaxed);
     }

@@ -48,7 +48,7 @@ const FAULT_AROUND: usize = 64 << 10;
 /// Bytes of the largest ordinary page of any kernel. The length of a file may be rounded up to this
 /// size.
 const MAX_PAGE: u64 = 64 << 10;
-/// Number of bytes to unmap at a time. While the kernel unmaps them, no other thread can map
+/// Number of bytes to unmap at a time. While the kernel unmaps these bytes, no other thread can map
 /// memory.
 const UNMAP_STEP: usize = 4 << 20;
 
@@ -57,8 +57,8 @@ pub(crate) type FileId = (u64, u64);
 
 /// The seals of a file that nobody can truncate.
 const KEEPS_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// The seals of a file whose pages are fixed. Either only the maker of the file can write to it, or
-/// nobody can.
+/// The seals of a file whose pages are fixed. Either only the maker of the file can write to the
+/// file, or nobody can.
 const READ_ONLY: [SealFlags; 2] =
     [KEEPS_SIZE.union(SealFlags::FUTURE_WRITE), KEEPS_SIZE.union(SealFlags::WRITE)];
 
@@ -106,8 +106,8 @@ fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
     Ok(())
 }
 
-/// A mapping that other processes write to. It is never accessed through a reference to plain
-/// bytes.
+/// A mapping that other processes write to. This process never accesses the mapping through a
+/// reference to plain bytes.
 #[derive(Debug)]
 pub(crate) struct Map {
     ptr: NonNull<u8>,
@@ -156,8 +156,8 @@ impl Map {
         Map::of(file, len, READ_WRITE)
     }
 
-    /// Maps a file of `len` bytes for reading, with all of its pages, if nobody can truncate it or
-    /// take its pages away. `accept` is as for [`new`](Self::new).
+    /// Maps a file of `len` bytes for reading, with all of its pages, if nobody can truncate the
+    /// file or take its pages away. `accept` is as for [`new`](Self::new).
     ///
     /// # Errors
     /// The errors of [`whole`](Self::whole). Also fails if the file is not sealed against writing
@@ -219,7 +219,7 @@ impl Map {
         Ok(map)
     }
 
-    /// Creates a file of this process and maps it. The file begins without pages.
+    /// Creates a file of this process and maps the file. The file begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
         Ok((Map::of(&file, len, READ_WRITE)?, file))

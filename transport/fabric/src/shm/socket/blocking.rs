@@ -109,8 +109,8 @@ impl ThreadPool {
                 thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK_SIZE);
             if let Err(error) = thread.spawn(|| self.work()) {
                 self.lock().threads -= 1;
-                // The job stays queued. An existing thread takes it, or a thread that a later job
-                // starts.
+                // The job stays queued. An existing thread takes the job, or a thread that a later
+                // job starts.
                 tracing::debug!(%error, "no thread for descriptors of peers");
             }
         }

@@ -46,7 +46,7 @@ const MAX_SKIPPED: usize = 64;
 pub(crate) struct SocketMessage {
     pub(crate) bytes: Vec<u8>,
     /// Whether descriptors came with the message. If so, the message stays in the queue until
-    /// [`Socket::take_fds`] has taken them.
+    /// [`Socket::take_fds`] has taken the descriptors.
     pub(crate) has_fds: bool,
 }
 
@@ -137,8 +137,8 @@ fn receive_fds(socket: &OwnedFd, TakenFds { fds, sender }: &mut TakenFds) -> io:
     Ok(())
 }
 
-/// Reads a message. Returns its length, and whether it had more descriptors than there was room
-/// for.
+/// Reads a message. Returns the length of the message, and whether the message had more descriptors
+/// than the buffer has room for.
 fn read(
     socket: &OwnedFd,
     bytes: &mut [u8],
@@ -162,7 +162,7 @@ fn read(
     Ok((got.bytes, got.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// SO_PASSRIGHTS (Linux 6.16), on architectures that use the common number for it.
+/// SO_PASSRIGHTS (Linux 6.16), on architectures that use the common number for this option.
 const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
     target_arch = "x86_64",
     target_arch = "aarch64",
@@ -233,7 +233,7 @@ impl Socket {
     }
 
     /// The process at the other end. For the accepting side, this is the process that called
-    /// connect(2). For a client, it is the process that called listen(2).
+    /// connect(2). For a client, this is the process that called listen(2).
     pub(crate) fn peer(&self) -> Credentials {
         self.peer
     }
@@ -273,8 +273,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the next message, and takes it unless it carries descriptors. `None` if the peer's
-    /// end is closed, or if the peer has sent an empty message, which counts as the end.
+    /// Returns the next message. Takes the message unless it carries descriptors. `None` if the
+    /// peer's end is closed, or if the peer has sent an empty message, which counts as the end.
     ///
     /// # Errors
     /// `WouldBlock` if no message has arrived, and `InvalidData` if the message is too long.

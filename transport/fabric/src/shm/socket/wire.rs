@@ -197,7 +197,7 @@ impl Message {
         out
     }
 
-    /// Decodes a message. `None` if it is invalid.
+    /// Decodes a message. `None` if the message is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
         let (code, rest) = bytes.split_first()?;
         let kind = MessageKind::from_code(*code)?;

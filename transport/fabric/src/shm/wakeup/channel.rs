@@ -14,10 +14,9 @@
 //! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as unsuccessful |
 //! | several | the poller has run [`LINGER`] times without success | announces that it sleeps, takes the bits |
 //!
-//! So while the runtime is busy with these connections, it sees bits without a system call. A
-//! channel with one connection costs as much as a private eventfd. The poller is a separate task,
-//! so the runtime is sure to poll it. For this reason, a task that does not poll its link delays no
-//! other connection.
+//! So a runtime that is busy with these connections sees bits without a system call. A channel with
+//! one connection costs as much as a private eventfd. The poller is a separate task, so the runtime
+//! always polls it. For this reason, a task that does not poll its link delays no other connection.
 //!
 //! The poller may be queued on a thread that a task blocks. Any connection whose task runs on
 //! another thread then takes the bits.
@@ -175,7 +174,8 @@ impl WakeChannel {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The reason why the channel has ended, as an error for connections that it no longer wakes.
+    /// The reason why the channel has ended, as an error for connections that the channel no longer
+    /// wakes.
     pub(super) fn why_ended(&self) -> io::Error {
         match self.is_broken.load(Ordering::Acquire) {
             true => io::Error::new(io::ErrorKind::InvalidData, "it has broken the wake-up channel"),

@@ -1,7 +1,7 @@
 //! This process's wake-up channels, and the choice of a channel for each connection.
 //!
 //! The connecting end chooses a channel between its own runtime and the peer's runtime, whichever
-//! process made the channel. If there is no such channel, the connecting end makes one. The
+//! process made the channel. If there is no such channel, the connecting end makes a channel. The
 //! connecting end sends the number that the maker gave the channel, and also sends the eventfds and
 //! the page until the peer marks the page as used. The accepting end joins the channel with that
 //! number, if the channel is between the two processes and belongs to this runtime. Otherwise the
@@ -104,12 +104,12 @@ pub(crate) struct PeerFiles {
 pub(crate) struct Chosen {
     pub(crate) member: ChannelMember,
     pub(crate) name: ChannelName,
-    /// The files to send to the peer. `None` if the peer has them already.
+    /// The files to send to the peer. `None` if the peer has these files already.
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
 }
 
 /// Chooses a channel for a connection to the given runtime of a peer, or makes a channel. Returns
-/// `None` if neither succeeds.
+/// `None` if no channel can be chosen or made.
 pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
     // A process that connects to itself has both ends of a channel, and connects at the maker's
@@ -147,7 +147,7 @@ fn usable<T>(made: io::Result<T>) -> Option<T> {
 }
 
 /// Joins the channel that a connecting peer has named. `files` are the files that the peer sent, if
-/// any. Returns `None` if there is neither such a channel nor files to make it from.
+/// any. Returns `None` if there is no such channel, and no files to make the channel from.
 pub(crate) fn join(
     peer: HostProcess,
     name: ChannelName,

@@ -73,7 +73,7 @@ pub(crate) enum Wakeup {
 }
 
 impl Wakeup {
-    /// Registers the task, so that the peer's wake-ups wake it.
+    /// Registers the task, so that the peer's wake-ups wake this task.
     ///
     /// # Errors
     /// The runtime has ended. `InvalidData` if the peer has broken the channel.

@@ -7,8 +7,8 @@
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
-/// Announces that the receiver is about to wait. `value`, which is not 0, says how to wake it. The
-/// receiver must check for messages once more before it waits.
+/// Announces that the receiver is about to wait. `value`, which is not 0, says how to wake the
+/// receiver. The receiver must check for messages once more before it waits.
 #[inline]
 pub(crate) fn raise(flag: &AtomicU64, value: u64) {
     // The flag is exchanged and not stored, so that this step is ordered after the sender's

@@ -58,8 +58,8 @@ impl Source {
 /// Splits a WRITE's source into the owner of its memory and the place of its bytes.
 pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(HeldMemory, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
-        // Pool memory has an address, so the fallback is never used. Its length of 0 makes it
-        // harmless.
+        // Pool memory has an address, so the fallback is never used. The length of 0 makes the
+        // fallback harmless.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
             .unwrap_or(NonNull::dangling())
     }
@@ -117,8 +117,8 @@ impl Checksums {
         self.0.iter().find(|s| s.seq == seq).is_none_or(same)
     }
 
-    /// Forgets work up to `seq`, which has completed. Returns whether all memory that it reads is
-    /// unchanged.
+    /// Forgets work up to `seq`, which has completed. Returns whether all memory that this work
+    /// reads is unchanged.
     pub(super) fn done(&mut self, seq: u64) -> bool {
         let mut same = true;
         while let Some(first) = self.0.front().filter(|s| s.seq <= seq) {

@@ -42,7 +42,7 @@ pub(crate) struct RawEvent {
     pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
     pub(super) status: i32,
-    /// Private data of the event. InfiniBand and RoCE pad it with zeros.
+    /// Private data of the event. InfiniBand and RoCE pad this data with zeros.
     pub(super) private_data: Vec<u8>,
     /// The new id of a connect request.
     pub(super) request: Option<RawId>,

@@ -57,7 +57,7 @@ pub(crate) struct CmEvent {
     pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
     pub(crate) status: i32,
-    /// Private data of the event. InfiniBand and RoCE pad it with zeros.
+    /// Private data of the event. InfiniBand and RoCE pad this data with zeros.
     pub(crate) private_data: Vec<u8>,
     /// The request, if the event is a connect request.
     pub(crate) request: Option<CmRequest>,

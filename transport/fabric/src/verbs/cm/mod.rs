@@ -75,7 +75,7 @@ pub(crate) fn name(kind: kind::Type) -> String {
     }
 }
 
-/// A connection-manager id. Its queue pair, if it had one, must be destroyed before the id is
+/// A connection-manager id. The id's queue pair, if any, must be destroyed before the id is
 /// dropped: see [`Qp`](crate::verbs::queue_pair::Qp).
 pub(crate) struct CmId {
     /// `None` if the id has a separate channel. Dropped before the id is destroyed.
@@ -147,7 +147,8 @@ impl CmId {
         }
     }
 
-    /// The descriptor of the id's event channel. It is valid until the id leaves that channel.
+    /// The descriptor of the id's event channel. The descriptor is valid until the id leaves that
+    /// channel.
     pub(crate) fn channel_fd(&self) -> RawFd {
         self.id.channel().as_raw_fd()
     }

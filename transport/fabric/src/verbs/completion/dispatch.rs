@@ -1,6 +1,6 @@
 //! The state of a completion queue that queue pairs share: which queue pair a completion belongs
-//! to, who polls the queue, and who is woken (R6). All of this happens under the lock of the queue,
-//! so only one thread polls at a time. The parent module documents the protocol.
+//! to, who polls the queue, and who is woken (R6). The code of this module runs under the lock of
+//! the queue, so only one thread polls at a time. The parent module documents the protocol.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,7 +18,7 @@ pub(crate) const PROBE: u64 = 1 << 62;
 /// reported.
 pub(crate) const PROOF: u64 = 1 << 61;
 
-/// Maximum number of completions that one poll takes for others before it releases the lock.
+/// Maximum number of completions that one poll takes for other members before it releases the lock.
 const MAX_OTHERS: usize = 1024;
 
 /// Maximum capacity that an empty inbox keeps.
@@ -82,7 +82,7 @@ struct Member {
     inbox: Vec<Completed>,
     /// The waker with which this member last went to sleep.
     waker: Option<Waker>,
-    /// The completions that wake this member. [`Armed::Not`] if it is awake.
+    /// The completions that wake this member. [`Armed::Not`] if the member is awake.
     sleeps_for: Armed,
 }
 
@@ -455,7 +455,8 @@ impl<Q: Queue> Dispatch<Q> {
             if polled.drained {
                 break;
             }
-            // If the queue was not drained, at least this many completions of others were taken.
+            // If the queue was not drained, at least this many completions of other members were
+            // taken.
             taken += MAX_OTHERS + (dropped - before);
         }
         Ok(())
@@ -482,7 +483,8 @@ impl<Q: Queue> Dispatch<Q> {
                     return;
                 }
                 others += 1;
-                // Completions of a destroyed queue pair may come late. Nobody waits for them.
+                // Completions of a destroyed queue pair may come late. Nobody waits for such
+                // completions.
                 let Some(member) = members.get_mut(&completed.qp_num) else { return };
                 member.inbox.push(*completed);
                 let wakes = match member.sleeps_for {

@@ -36,8 +36,8 @@ pub(super) struct Shard {
     /// True once the reactor has ended, because its runtime has ended.
     orphaned: AtomicBool,
     channel: AsyncFd<CompChannel>,
-    /// The device's asynchronous events. `None` if they are not available, and failures of queues
-    /// then stay unknown.
+    /// The device's asynchronous events. `None` if these events are not available. Failures of
+    /// queues then stay unknown.
     events: Option<AsyncEvents>,
 }
 

@@ -45,7 +45,7 @@ impl QpCapacity {
     }
 
     /// The sizes to request if memory for `self` is short. The number of RECVs stays, because the
-    /// peer may rely on them.
+    /// peer may rely on these RECVs.
     fn shorter(self) -> QpCapacity {
         QpCapacity { send: self.send.min(SHORT_SEND_QUEUE), inline: 0, ..self }
     }
@@ -69,8 +69,8 @@ impl QpCapacity {
     }
 }
 
-/// The greatest number below `refused` that `takes` accepts, or 0 if it accepts none. If `takes`
-/// accepts a number, it must also accept all smaller numbers.
+/// The greatest number below `refused` that `takes` accepts, or 0 if `takes` accepts no number. If
+/// `takes` accepts a number, it must also accept all smaller numbers.
 fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     let (mut accepted, mut refused) = (0, refused);
     while refused - accepted > 1 {
@@ -243,8 +243,8 @@ fn modify(
 }
 
 /// The inline length to request after the device refused `wanted`. No attribute of a device says
-/// how long inline data may be: Soft-iWARP takes 80 bytes, others take 96 or 101. So the length is
-/// found by trial, once for each device.
+/// how long inline data may be: Soft-iWARP takes 80 bytes, and other devices take 96 or 101. So the
+/// length is found by trial, once for each device.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
@@ -344,8 +344,8 @@ impl Qp {
 
     /// Makes the queue pair ready to receive and send, once the peer's queue pair is known. Call
     /// this function before the answer on the accepting side, and after the answer on the
-    /// connecting side. If the library knows the queue pair, the library makes it ready itself. The
-    /// call blocks.
+    /// connecting side. If the library knows the queue pair, the library makes the queue pair ready
+    /// itself. The call blocks.
     ///
     /// Returns the path MTU that the answer names, or `None` if the library chooses the MTU.
     ///
@@ -393,7 +393,8 @@ impl Qp {
         }
     }
 
-    /// Posts a chain of send work. On failure it is unknown which requests were taken.
+    /// Posts a chain of send work. After a failure, the caller does not know which requests were
+    /// taken.
     ///
     /// # Safety
     /// The chain must be well formed, and the memory that it names must stay readable until the
