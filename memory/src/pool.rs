@@ -44,14 +44,14 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Pool {
-    /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
+    /// Makes a pool for the device behind `registrar`. This function pins no memory.
     ///
     /// If registering pins memory, this function raises the soft RLIMIT_MEMLOCK of the process to
     /// the hard limit. The pool shrinks to the bytes that the limit leaves, minus a margin for the
     /// rest of the process. The margin is half of these bytes, at most 256 KiB. Only memory that
-    /// the process has already pinned counts: a second pool of the process does not know how much
-    /// the first pool will pin later. If the limit turns out to leave less, connections wait for
-    /// landing memory as in a smaller pool, provided that this pool has landing memory or other
+    /// the process has already pinned counts, so a second pool of the process does not know how
+    /// much the first pool will pin later. If the limit turns out to leave less, connections wait
+    /// for landing memory as in a smaller pool, provided that this pool has landing memory or other
     /// pools of the process return memory. Other requests fail with [`PoolError::Register`].
     ///
     /// # Errors

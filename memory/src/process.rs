@@ -33,7 +33,7 @@ mod generation {
     use super::NO_PAGE;
     use crate::region::page::page;
 
-    /// The page that is wiped in children. Null until it is mapped.
+    /// The page that is wiped in children. The pointer is null until the page is mapped.
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
     /// The word that holds the generation.

@@ -17,10 +17,10 @@ pub enum Access {
     /// Like [`Access::Local`], and peers that have the rkey may also write to it.
     RemoteWrite,
     /// Like [`Access::RemoteWrite`], but for the peers of several connections, one after the other.
-    /// Only requested if the registrar [wants a file](Registrar::wants_file).
+    /// The pool requests this access only if the registrar [wants a file](Registrar::wants_file).
     RemoteWriteInTurn,
-    /// Like [`Access::LocalRead`], and peers that have the rkey may map the file and read it. Only
-    /// requested if the registrar [lends](Registrar::lends).
+    /// Like [`Access::LocalRead`], and peers that have the rkey may map the file and read it. The
+    /// pool requests this access only if the registrar [lends](Registrar::lends).
     Lend,
 }
 

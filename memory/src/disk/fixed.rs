@@ -19,7 +19,7 @@ const MAX_FIXED: u32 = 256;
 /// The registered buffers of a ring.
 pub(crate) struct FixedBuffers {
     ring: Arc<IoUring>,
-    /// The free indexes. Empty if the kernel has no sparse tables (before Linux 5.19).
+    /// The free indexes. The list is empty if the kernel has no sparse tables (before Linux 5.19).
     free: Mutex<Vec<u16>>,
 }
 

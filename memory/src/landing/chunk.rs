@@ -81,7 +81,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct LeasedRegion {
     region: Region,
-    /// Set while the memory waits for the landing thread.
+    /// `Some` while the memory waits for the landing thread.
     freeing: Option<Freeing>,
     lease: Lease,
 }

@@ -5,7 +5,7 @@
 //! takes no lock. Clearing a bit is a release operation and reading it an acquire operation: all
 //! accesses by the last holder of the memory happen before the accesses by the next holder.
 //!
-//! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
+//! The code is checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
 use crate::atomics::{AtomicU64, Ordering};
 

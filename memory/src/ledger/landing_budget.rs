@@ -104,7 +104,7 @@ impl LandingBudget {
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
         // Set the flag after lowering the budget. Either a thread that deregisters memory then sees
-        // both, or the caller's check finds that thread's memory.
+        // both changes, or the caller's check finds the memory that the thread has deregistered.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }

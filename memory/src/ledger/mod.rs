@@ -56,7 +56,7 @@ pub(crate) struct Ledger {
     pub(crate) landing_thread: LandingThread,
     /// The process that made the pool.
     process: Process,
-    /// Set if no landing memory was available, until a chunk can be made again.
+    /// True from the time when no landing memory was available until a chunk can be made again.
     pub(crate) cannot_land: AtomicBool,
     /// This field is the last, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,

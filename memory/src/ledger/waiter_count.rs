@@ -9,7 +9,7 @@
 //! A sequentially consistent fence separates steps 1 and 2 on both sides, so at least one side sees
 //! the other's step 1.
 //!
-//! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
+//! The code is checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
 use crate::atomics::{AtomicUsize, Ordering, fence};
 

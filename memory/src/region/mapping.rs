@@ -22,13 +22,13 @@ const POPULATE_STEP: usize = 64 << 10;
 /// Bytes of the smallest page.
 const MIN_PAGE: usize = 4096;
 
-/// Where a mapping is placed.
+/// The place of a mapping in the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapPlace {
     /// At an address that the kernel chooses, usually next to other mappings.
     Any,
     /// At an address that the kernel chooses, aligned to a huge page. Kernels before 6.7 align
-    /// mappings only to ordinary pages, so that 2 MiB never become a huge page.
+    /// mappings only to ordinary pages, so a mapping of 2 MiB never becomes a huge page there.
     HugePage,
     /// At an address that peers cannot guess.
     Random,

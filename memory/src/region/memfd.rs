@@ -157,8 +157,7 @@ pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
         add_contents(fd)?;
     }
-    // From here on the file's length is fixed, but another process may have changed the length
-    // before.
+    // The file's length is fixed now, but another process may have changed the length earlier.
     match len_of_ordinary_pages(file)? {
         sealed if sealed == len as u64 => Ok(()),
         sealed => Err(io::Error::new(

@@ -23,7 +23,8 @@ use crate::region::page::page;
 /// A range in the table. An entry is never freed, because a handler may be reading it. Free entries
 /// are reused.
 struct MappedRange {
-    /// Odd while the range changes, so that the handler never uses parts of two ranges.
+    /// This number is odd while the range changes, so that the handler never uses parts of two
+    /// ranges.
     version: AtomicU64,
     /// 0 if the entry is free.
     start: AtomicUsize,

@@ -279,8 +279,8 @@ pub enum ConnectError {
         /// How the connection ended.
         source: Box<LinkError>,
     },
-    /// No route leads to the address, or the address does not answer address resolution. The
-    /// network or the given address is at fault.
+    /// No route leads to the address, or no host answers the address resolution. The network or the
+    /// given address is at fault.
     #[error("no RDMA route to {addr} ({step}: {source})")]
     NoRoute {
         /// The peer.

@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets. Not part of the public interface.
+//! Entry points of the fuzz targets. This module is not part of the public interface.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -21,7 +21,7 @@ impl HostWatch {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Never called, because this build cannot make a watch.
+    /// This function is never called, because this build cannot make a watch.
     ///
     /// # Errors
     /// None.
@@ -29,7 +29,7 @@ impl HostWatch {
         self.0.reached()
     }
 
-    /// Never called, because this build cannot make a watch.
+    /// This function is never called, because this build cannot make a watch.
     ///
     /// # Errors
     /// None.
@@ -39,7 +39,7 @@ impl HostWatch {
 }
 
 impl HostEvents {
-    /// Never called, because there is no value.
+    /// This function is never called, because the type has no values.
     ///
     /// # Errors
     /// None.

@@ -39,13 +39,13 @@ pub struct Caps {
     /// Whether [`Link::poll`] reports the end of the peer's process, however the process ends and
     /// even if nothing is sent. Such a link needs no [probes](Link::probe).
     pub tells_end: bool,
-    /// How long a [probe](Link::probe) may stay unanswered. A device that detects missing
-    /// acknowledgements ends the link earlier. This time limit then covers a device that has
-    /// failed.
+    /// The maximum time for which a [probe](Link::probe) may stay unanswered. A device that detects
+    /// missing acknowledgements ends the link earlier. This time limit then covers a device that
+    /// has failed.
     pub probe_limit: Duration,
 }
 
-/// How long a probe may stay unanswered if nothing else detects the loss.
+/// The maximum time for which a probe may stay unanswered if nothing else detects the loss.
 #[cfg(any(
     feature = "test-util",
     all(target_os = "linux", any(feature = "shm", feature = "verbs"))
@@ -340,8 +340,9 @@ pub trait Link: Send + 'static {
         false
     }
 
-    /// Whether a message has arrived that [`poll`](Link::poll) has not reported yet. Always false
-    /// if the check would be expensive. Callers interrupt long copies when a message has arrived.
+    /// Whether a message has arrived that [`poll`](Link::poll) has not reported yet. The result is
+    /// always false if the check would be expensive. Callers interrupt long copies when a message
+    /// has arrived.
     fn has_pending_recv(&self) -> bool {
         false
     }
@@ -366,7 +367,8 @@ pub trait Link: Send + 'static {
     ) -> Poll<Result<(), LinkError>>;
 
     /// The received bytes of a slot, between its [`Completion::Received`] and
-    /// [`repost`](Link::repost). Empty for a posted slot, and no longer than the received message.
+    /// [`repost`](Link::repost). The slice is empty for a posted slot, and no longer than the
+    /// received message.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
     /// Gives a slot back to the device. Call this before the peer gets the credit for the slot

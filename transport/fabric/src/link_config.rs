@@ -57,9 +57,9 @@ pub struct LinkConfig {
     /// power of two, within [`ACK_TIMEOUTS`]. Default 268 ms. InfiniBand and RoCE only; on iWARP,
     /// TCP decides.
     pub ack_timeout: Duration,
-    /// How often a packet is sent again before the link is lost. The connecting side's value holds
-    /// at both ends. Clamped to 1 to 6, because devices may treat 7 as infinite. Default 6.
-    /// InfiniBand and RoCE only.
+    /// Number of times that a packet is sent again before the link is lost. The connecting side's
+    /// value holds at both ends. Clamped to 1 to 6, because devices may treat 7 as infinite.
+    /// Default 6. InfiniBand and RoCE only.
     pub ack_retries: u8,
     /// Type of service of the packets: the byte of the IP header with the differentiated services
     /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's value

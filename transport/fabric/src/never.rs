@@ -8,7 +8,7 @@ use std::convert::Infallible;
 pub struct Never(Infallible);
 
 impl Never {
-    /// Never called, because there is no value.
+    /// This function is never called, because the type has no values.
     pub(crate) fn reached(&self) -> ! {
         match self.0 {}
     }

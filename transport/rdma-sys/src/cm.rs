@@ -47,7 +47,7 @@ pub struct rdma_event_channel {
     pub fd: c_int,
 }
 
-/// The source address of an id. In C the union has no name.
+/// The source address of an id. In C, this union has no name.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union rdma_addr_src {
@@ -55,7 +55,7 @@ pub union rdma_addr_src {
     pub src_storage: libc::sockaddr_storage,
 }
 
-/// The destination address of an id. In C the union has no name.
+/// The destination address of an id. In C, this union has no name.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union rdma_addr_dst {

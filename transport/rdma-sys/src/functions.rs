@@ -65,8 +65,8 @@ impl<T> Failure for *const T {
     }
 }
 
-/// Called in place of a function that the libraries lack. Reports failure in the same way as the
-/// libraries' functions.
+/// Replaces a function that the libraries lack. This function reports failure in the same way as
+/// the libraries' functions.
 #[cold]
 fn absent<T: Failure>() -> T {
     // SAFETY: the C library's errno belongs to this thread.

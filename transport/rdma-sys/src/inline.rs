@@ -109,8 +109,8 @@ unsafe fn query_port(context: *mut ibv_context) -> Option<QueryPort> {
     /// `abi_compat` of a context that lies in a `verbs_context`.
     const IS_EXTENDED: usize = usize::MAX;
     // SAFETY: the context is open. An extended context is the last field of a `verbs_context`, and
-    // the field before it is the size of that struct. Only as much of the struct is read as this
-    // size says.
+    // the field before it is the size of that struct. This function reads no more of the struct
+    // than this size.
     unsafe {
         if (*context).abi_compat.addr() != IS_EXTENDED {
             return None;

@@ -9,7 +9,7 @@ use super::page::{HugePages, page};
 use crate::error::PoolError;
 use crate::file::OwnedFd;
 
-/// Where a mapping is placed. On these systems the allocator always chooses.
+/// The place of a mapping in the address space. On these systems the allocator always chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapPlace {
     /// Anywhere.

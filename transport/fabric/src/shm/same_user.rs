@@ -155,8 +155,8 @@ pub(super) fn is_overflow_user(uid: u32) -> bool {
     stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
 }
 
-/// Like [`is_overflow_user`], but gets the contents of the kernel's files. A file that cannot be
-/// read counts as empty.
+/// Like [`is_overflow_user`], but takes the contents of the kernel's files. The contents of a file
+/// that cannot be read are empty.
 fn stands_for_any(uid: u32, overflow_uid: &str, uid_map: impl FnOnce() -> String) -> bool {
     if uid != overflow_uid.trim().parse().unwrap_or(65534) {
         return false;

@@ -127,7 +127,7 @@ impl SimListener {
         Ok(SimListener { device, directory, addr, requests })
     }
 
-    /// The address of the listener. For a listener on all addresses, the device's address.
+    /// The address of the listener. A listener on all addresses has the device's address.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }

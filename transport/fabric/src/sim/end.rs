@@ -85,7 +85,7 @@ unsafe impl Send for Posted {}
 
 #[derive(Default)]
 struct EndState {
-    /// RECVs, in the order in which they are filled. Empty once the link is dropped.
+    /// RECVs, in the order in which they are filled. The list is empty once the link is dropped.
     posted: VecDeque<Posted>,
     arrived: VecDeque<(u32, u32)>,
     /// Whether a message has arrived since the end was created.

@@ -36,8 +36,8 @@ pub struct Timer {
 enum TimerSource {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
-    /// Used if there is no kernel timer, and on the simulated fabric, because tests stop the time
-    /// there.
+    /// A timer of tokio, for a runtime without a kernel timer, and for the simulated fabric,
+    /// because tests stop tokio's clock.
     Tokio(Pin<Box<Sleep>>),
 }
 
@@ -96,8 +96,8 @@ impl Timer {
         }
     }
 
-    /// Ready once, with the time at which the timer fired. Pending while the timer is not set. The
-    /// timer wakes the task that made the last call.
+    /// The result is ready once, with the time at which the timer fired. Pending while the timer is
+    /// not set. The timer wakes the task that made the last call.
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         if !self.set {

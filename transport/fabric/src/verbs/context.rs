@@ -82,8 +82,8 @@ pub(super) struct DeviceContext {
     /// The cover is dropped in Drop, before `bound_id`.
     cover: Option<Cover>,
     removed: AtomicBool,
-    /// The eventfd that wakes host watches when the device or a port changes. Made when the first
-    /// watch needs it.
+    /// The eventfd that wakes host watches when the device or a port changes. The eventfd is made
+    /// when the first watch needs it.
     changes: OnceLock<OwnedFd>,
     /// The id is dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,

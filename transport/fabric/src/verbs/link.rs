@@ -54,7 +54,8 @@ struct Failure {
     vendor_err: u32,
 }
 
-/// Memory that posted work refers to. Freed only when the queue pair is destroyed (R9, R10).
+/// Memory that posted work refers to. This memory is freed only when the queue pair is destroyed
+/// (R9, R10).
 #[derive(Debug)]
 struct PostedMemory {
     sq: SendQueue,

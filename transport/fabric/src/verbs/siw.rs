@@ -9,8 +9,8 @@
 //!
 //! # A valid offset that libsiw treats as an error
 //! The kernel returns the offset at which a queue is to be mapped, and libsiw treats the offset
-//! 0x90000 as a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, the offset
-//! is that of page 144 of all queues that the process has on the device. The kernel assigns the
+//! 0x90000 as a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, this offset
+//! belongs to page 144 of all queues that the process has on the device. The kernel assigns the
 //! lowest free pages first. So with about 60 connections all pages before page 144 are taken, and
 //! no further queue can be created. A queue that begins one page earlier covers page 144, so that
 //! no other queue begins there.

@@ -48,8 +48,8 @@ impl TakenFile {
     /// Descriptors that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if a file of this kind may not be lent. Other errors if this process cannot
-    /// map the file, or already keeps the maximum number of descriptors.
+    /// `InvalidData` if a file of this kind may not be lent. Other errors mean that this process
+    /// cannot map the file, or already keeps the maximum number of descriptors.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);

@@ -42,8 +42,8 @@ use tonic_rdma_memory::Process;
 use crate::shm::ring::Words;
 use crate::turn::COPY_UNIT;
 
-/// Bytes around a fault that the kernel maps if the file has them (fault_around_bytes, 64 KiB
-/// unless configured).
+/// Number of bytes around a fault that the kernel maps if the file has these pages
+/// (fault_around_bytes, 64 KiB unless configured).
 const FAULT_AROUND: usize = 64 << 10;
 /// Bytes of the largest ordinary page of any kernel. The length of a file may be rounded up to this
 /// size.

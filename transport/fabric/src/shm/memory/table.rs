@@ -22,8 +22,8 @@ pub(crate) struct Lendable {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
-    /// The pipe that tells the owner when all readers are done. Set only for memory that a peer has
-    /// lent to this process.
+    /// The pipe that tells the owner when all readers are done. The pipe is set only for memory
+    /// that a peer has lent to this process.
     pub(crate) owner: OnceLock<Arc<OwnedFd>>,
     /// The links whose peers have the file.
     links: Mutex<Vec<Weak<RevokedKeys>>>,

@@ -311,7 +311,7 @@ impl Socket {
     }
 
     /// Looks for the peer's end behind at most [`MAX_SKIPPED`] messages, which are dropped, and
-    /// returns whether the peer has ended. Called when a connection fails.
+    /// returns whether the peer has ended. Call this function when a connection fails.
     pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         (0..MAX_SKIPPED)
             .map(|_| self.poll(cx))
@@ -450,9 +450,9 @@ impl<T: AsRawFd> ReadyFd<T> {
         &self.fd
     }
 
-    /// Ready when the descriptor can be read, as far as tokio knows. Otherwise the task is woken
-    /// when the descriptor can be read. A caller that finds nothing to read clears the guard and
-    /// polls again.
+    /// The result is ready when the descriptor can be read, as far as tokio knows. Otherwise the
+    /// task is woken when the descriptor can be read. A caller that finds nothing to read clears
+    /// the guard and polls again.
     #[inline]
     pub(crate) fn poll(
         &mut self,

@@ -25,7 +25,7 @@
 //! which is the peer's fault. A peer that keeps setting bits keeps the poller running, in turn with
 //! all other tasks. Such bits wake only the tasks of that peer's connections, each once a turn.
 //!
-//! While its runtime is busy with the connections of a channel, the poller takes the bits, so that
+//! While the runtime is busy with the connections of a channel, the poller takes the bits, so that
 //! the peer need not signal the eventfd:
 //!
 //! | the poller | event | next |
@@ -226,9 +226,9 @@ impl WakeChannel {
         woken
     }
 
-    /// Like [`wake_tasks`](Self::wake_tasks), but called by a connection's task that is about to
-    /// check for messages. The task takes the bits because the poller may have to wait. The call
-    /// costs one load while no bit is set.
+    /// Like [`wake_tasks`](Self::wake_tasks), but for a connection's task that is about to check
+    /// for messages. The task takes the bits because the poller may have to wait. The call costs
+    /// one load while no bit is set.
     #[inline]
     pub(super) fn wake_others(&self, running: u16) {
         if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {

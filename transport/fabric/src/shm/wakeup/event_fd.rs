@@ -173,7 +173,7 @@ pub(crate) fn is_supported() -> bool {
 
 /// Checks an eventfd that the peer sent. May block, because the descriptor may refer to any file.
 /// Returns true if the descriptor is certainly an eventfd. Without /proc the kind of file is
-/// unknown. The descriptor must then not be used.
+/// unknown, and the descriptor must not be used.
 ///
 /// # Errors
 /// The descriptor is no eventfd.

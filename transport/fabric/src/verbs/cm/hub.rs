@@ -33,7 +33,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An event channel of a runtime.
 pub(super) struct Hub {
     runtime: Id,
-    /// Held while an event is read, because the library may then modify the id's queue pair.
+    /// The lock is held while an event is read, because the library may then modify the id's queue
+    /// pair.
     reading: Mutex<()>,
     /// Event queues, keyed by the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,

@@ -78,7 +78,8 @@ pub(crate) fn name(kind: kind::Type) -> String {
 /// A connection-manager id. The id's queue pair, if any, must be destroyed before the id is
 /// dropped: see [`Qp`](crate::verbs::queue_pair::Qp).
 pub(crate) struct CmId {
-    /// `None` if the id has a separate channel. Dropped before the id is destroyed.
+    /// `None` if the id has a separate channel. The subscription is dropped before the id is
+    /// destroyed.
     events: Option<Subscription>,
     id: RawId,
 }

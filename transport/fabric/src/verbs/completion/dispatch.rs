@@ -355,8 +355,8 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(Sleep::PollAgain)
     }
 
-    /// Lets every completion of a sleeping member wake that member. Called before the member posts
-    /// work whose completion it awaits.
+    /// Lets every completion of a sleeping member wake that member. Call this function before the
+    /// member posts work whose completion it awaits.
     ///
     /// # Errors
     /// The queue is broken.

@@ -124,8 +124,8 @@ impl CqMember {
         sleep
     }
 
-    /// Makes every completion wake this end. Called before work is posted whose completion is
-    /// awaited.
+    /// Makes every completion wake this end. Call this function before posting work whose
+    /// completion is awaited.
     ///
     /// # Errors
     /// The queue is broken.
@@ -144,8 +144,8 @@ impl CqMember {
     }
 }
 
-/// Wakes other members and hands completions to `own`. Called without the lock, because wakers and
-/// `own` may run any code and take long.
+/// Wakes other members and hands completions to `own`. The caller must not hold the lock, because
+/// wakers and `own` may run any code and take long.
 fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
     wake_all(wake);
     taken.drain(..).for_each(|completed| own(&completed));

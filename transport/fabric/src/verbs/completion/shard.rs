@@ -51,7 +51,7 @@ struct Queues {
 
 /// A completion queue that queue pairs share.
 pub(super) struct SharedCq {
-    /// Dropped before the shard with the channel.
+    /// The state of the queue, which is dropped before the shard with the channel.
     dispatch: Mutex<Dispatch<Cq>>,
     /// The address of the queue, which is needed to make queue pairs. libibverbs is thread-safe.
     cq: usize,

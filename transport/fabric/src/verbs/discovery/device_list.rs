@@ -54,7 +54,7 @@ pub(crate) unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> Strin
     }
 }
 
-/// The names of all devices. Empty if the devices cannot be listed.
+/// The names of all devices. The list is empty if the devices cannot be listed.
 fn names() -> Vec<String> {
     // SAFETY: the list is alive.
     List::new()

@@ -150,8 +150,8 @@ fn with_queue_pair<T>(
 pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
-    /// Dropped after the queue pair. If the queue pair cannot be destroyed, it may still complete
-    /// work, so the member is then never dropped.
+    /// The member is dropped after the queue pair. If the queue pair cannot be destroyed, it may
+    /// still complete work, and the member is never dropped.
     pub(crate) cq: ManuallyDrop<CqMember>,
     pub(crate) id: CmId,
     /// The longest payload that may be inline.
@@ -242,9 +242,9 @@ fn modify(
     }
 }
 
-/// The inline length to request after the device refused `wanted`. No attribute of a device says
-/// how long inline data may be: Soft-iWARP takes 80 bytes, and other devices take 96 or 101. So the
-/// length is found by trial, once for each device.
+/// The inline length to request after the device refused `wanted`. No attribute of a device gives
+/// the maximum length of inline data: Soft-iWARP takes 80 bytes, and other devices take 96 or 101.
+/// So the length is found by trial, once for each device.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
