@@ -62,7 +62,7 @@ impl Pool {
         let memlock = if registrar.pins() {
             Memlock::raise()
                 .inspect_err(
-                    |error| crate::throttled!(warn, %error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
+                    |error| crate::throttled!(warn, %error, "RLIMIT_MEMLOCK cannot be read; no limit is assumed"),
                 )
                 .ok()
                 // Pools that have ended, and the application, are about to unpin these bytes.

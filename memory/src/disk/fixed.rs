@@ -63,7 +63,7 @@ impl FixedBuffers {
         let number = *free.last()?;
         let left = Memlock::read().ok()?.available(false);
         if left.is_some_and(|left| left < reserved.saturating_add(len as u64)) {
-            tracing::debug!(len, reserved, ?left, "RLIMIT_MEMLOCK has no room for both");
+            tracing::debug!(len, reserved, ?left, "RLIMIT_MEMLOCK has no room for the buffer");
             return None;
         }
         let buffer = libc::iovec { iov_base: addr.as_ptr().cast(), iov_len: len };
@@ -105,7 +105,7 @@ impl Drop for Fixed {
         match unsafe { submitter.register_buffers_update(self.number.into(), &[none], None) } {
             Ok(()) => self.buffers.free().push(self.number),
             // The index is not used again, and the pages stay pinned until the ring is closed.
-            Err(error) => crate::throttled!(warn, %error, "io_uring keeps a buffer that has ended"),
+            Err(error) => crate::throttled!(warn, %error, "io_uring did not deregister a buffer"),
         }
     }
 }

@@ -386,7 +386,7 @@ impl Landing {
             }
             Err(error) => match self.take_longest(want, min) {
                 Some(piece) => {
-                    tracing::debug!(%error, "no further landing chunk; using what is leased");
+                    tracing::debug!(%error, "no further landing chunk; leased chunks are used");
                     Ok(Some(piece))
                 }
                 None => Err(error),

@@ -204,7 +204,7 @@ impl Mapping {
         let advised =
             retry(|| unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) });
         if let Err(error) = advised {
-            tracing::debug!(%error, advice, "madvise was not taken");
+            tracing::debug!(%error, advice, "madvise failed");
         }
     }
 

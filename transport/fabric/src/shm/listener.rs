@@ -92,7 +92,7 @@ impl ShmListener {
             let is_crowded = STRANGERS.backlog() >= MAX_STRANGER_JOBS;
             tokio::select! {
                 () = tokio::time::sleep(SHORTAGE_PAUSE), if is_crowded => {
-                    throttled!(in self.log, warn, "processes without a ticket keep shared memory from being accepted");
+                    throttled!(in self.log, warn, "too many processes without a ticket: no connection is accepted");
                 }
                 Some(done) = self.pending.join_next() => {
                     if let Ok(Some(incoming)) = done {

@@ -169,7 +169,7 @@ impl Drop for PendingLink {
         };
         // If no thread can be started, the closure is dropped here, together with the link.
         if let Err(error) = run_on_thread("rdma-destroy", end) {
-            tracing::debug!(%error, "no thread to end a connection attempt on");
+            tracing::debug!(%error, "no thread to end a connection attempt");
         }
     }
 }

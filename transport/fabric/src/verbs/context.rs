@@ -246,7 +246,7 @@ impl DeviceContext {
         if let Some(fd) = self.changes.get()
             && let Err(error) = rustix::io::write(fd, &1_u64.to_ne_bytes())
         {
-            tracing::debug!(%error, device = self.name, "a change is noticed late");
+            tracing::debug!(%error, device = self.name, "host watches may notice a change late");
         }
     }
 

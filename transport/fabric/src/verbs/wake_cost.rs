@@ -50,7 +50,7 @@ pub(super) fn measure_if_old(now: Instant) {
             let cost = cost.clamp(MIN_COST, MAX_COST);
             COST.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
-        Ok(None) => tracing::debug!("one processor: a wake-up of another cannot be measured"),
+        Ok(None) => tracing::debug!("with one processor, the cost of a wake-up cannot be measured"),
         Err(error) => tracing::debug!(%error, "the cost of a wake-up cannot be measured"),
     };
     if let Err(error) = thread::Builder::new().name("wake-cost".to_owned()).spawn(work) {
