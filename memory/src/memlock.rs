@@ -5,7 +5,6 @@
 //! lifts the limit, except on Soft-iWARP, which applies it to every process. The kernel requires
 //! the capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so the
 //! capability of a rootless container does not count.
-//! capability of a rootless container does not count.
 
 use std::io;
 
@@ -44,8 +43,8 @@ impl Memlock {
     /// Raises the soft limit to the hard limit, which needs no privilege, and reads both limits.
     ///
     /// # Errors
-    /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is, which is no
-    /// error.
+    /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is, and the
+    /// function returns no error for it.
     pub fn raise() -> io::Result<Self> {
         rlimit::raise()?;
         Self::read()

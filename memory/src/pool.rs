@@ -50,9 +50,10 @@ impl Pool {
     /// the hard limit. The pool shrinks to the bytes that the limit leaves, minus a margin for the
     /// rest of the process. The margin is half of these bytes, at most 256 KiB. Only memory that
     /// the process has already pinned counts, so a second pool of the process does not know how
-    /// much the first pool will pin later. If the limit turns out to leave less, connections wait
-    /// for landing memory as in a smaller pool, provided that this pool has landing memory or other
-    /// pools of the process return memory. Other requests fail with [`PoolError::Register`].
+    /// much the first pool will pin later. If the limit later leaves less, connections wait for
+    /// landing memory, as in a smaller pool. Connections wait only if this pool has landing memory,
+    /// or if other pools of the process return memory. Other requests fail with
+    /// [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
@@ -301,7 +302,7 @@ impl Pool {
         // Leased chunks do not help, because the next connection has to register its own chunks.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
         match self.0.ledger.landing_left() {
-            // Leased memory comes free again, so connections can wait for it.
+            // Leased memory becomes free again, so connections can wait for it.
             Some((left, memlock))
                 if (left < sizes.chunk && budgets.used(Use::Landing) == 0 && unpinning() == 0)
                     || over(&memlock) =>

@@ -68,7 +68,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         None
     }
 
-    /// Whether peers address memory by its virtual address, whatever iova is requested, as on
+    /// Whether peers address memory by its virtual address, and not by the requested iova, as on
     /// Soft-iWARP. If so, memory that peers write to is mapped at a random address, which they
     /// cannot guess. Has no effect on memory that is a [file](Registrar::wants_file).
     fn ignores_iova(&self) -> bool {

@@ -206,7 +206,7 @@ impl Arenas {
         self.waiters().serve(|arenas, len| arenas.take_seeing(len, &mut seen));
     }
 
-    /// Serves the waiters, if there are any, after memory has come free.
+    /// Serves the waiters, if there are any, after memory has become free.
     pub(crate) fn memory_freed(&self) {
         if self.waiters().any_after_free() {
             self.serve();

@@ -3,7 +3,7 @@
 //! | a waiter is | when |
 //! |---|---|
 //! | queued | there was no memory, or others were waiting |
-//! | served | memory has come free; the queue holds it for the waiter, which has been woken |
+//! | served | memory has become free; the queue holds it for the waiter, which has been woken |
 //! | gone | it has taken the memory, or was dropped; memory held for it goes to the next waiter |
 
 use std::collections::VecDeque;
@@ -63,7 +63,7 @@ impl<S, T> WaitQueue<S, T> {
     }
 
     /// Adds a waiter at the end and returns its id. The caller must then call
-    /// [`serve`](Self::serve) once, because memory may have come free just before.
+    /// [`serve`](Self::serve) once, because memory may have become free just before.
     pub(crate) fn join(&self, source: S, len: usize, waker: Waker) -> u64 {
         let mut queue = self.lock();
         let id = queue.next_id;

@@ -75,7 +75,7 @@ impl Future for Alloc {
         let id = waiters.join(this.arenas.clone(), this.len, cx.waker().clone());
         this.id = Some(id);
         this.arenas.count_wait();
-        // Serve the queue, because memory may have come free before the waiter joined the queue.
+        // Serve the queue, because memory may have become free before the waiter joined the queue.
         this.arenas.serve();
         if waiters.is_served(id) { self.poll(cx) } else { Poll::Pending }
     }

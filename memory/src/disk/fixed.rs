@@ -68,7 +68,7 @@ impl FixedBuffers {
         }
         let buffer = libc::iovec { iov_base: addr.as_ptr().cast(), iov_len: len };
         // SAFETY: the memory is mapped while the buffer is registered, by the caller's contract
-        // (R9), and the number is nobody else's.
+        // (R9), and no other buffer has the number.
         let registered = unsafe {
             self.ring.submitter().register_buffers_update(number.into(), &[buffer], None)
         };

@@ -208,7 +208,7 @@ impl RingState {
         while let Err(error) = self.ring.submitter().submit() {
             if error.raw_os_error() != Some(libc::EINTR) {
                 // Try again after a pause, because a kernel that is short of memory reports no
-                // event when memory comes free.
+                // event when memory becomes free.
                 tracing::debug!(%error, "io_uring takes no work at the moment");
                 thread::sleep(PAUSE);
             }

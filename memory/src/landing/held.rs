@@ -1,8 +1,8 @@
 //! Landed memory that the application holds.
 //!
 //! The transport owns landed bytes until it hands them on. From then on, only the application
-//! decides when the memory comes free. So the transport bounds the amount of memory that the
-//! application holds, and hands on a copy on the heap beyond that bound.
+//! decides when the memory becomes free. So the transport bounds the amount of memory that the
+//! application holds, and hands on a heap copy beyond that bound.
 //!
 //! | bound | so that |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | chunks with held pieces take at most 7/8 of the landing budget | another connection can receive any message |
 //!
 //! A piece counts once and with its whole length, from the first [`hold`](Origin::hold) of any of
-//! its bytes until it comes free.
+//! its bytes until it becomes free.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -79,7 +79,7 @@ impl Chunk {
         self.n_held.load(Acquire) > 0
     }
 
-    /// Ends the hold of a piece that is coming free.
+    /// Ends the hold of a piece that is becoming free.
     pub(super) fn let_go(&self, start: usize, granules: usize) {
         if self.held.is_taken(start) {
             self.held.free(start, granules);

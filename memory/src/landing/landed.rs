@@ -89,7 +89,7 @@ impl Landed {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
 
-    /// Returns the memory itself, of which callers use only the address and the length.
+    /// Returns the memory itself. Callers use only its address and its length.
     pub(crate) fn memory(&self) -> &[u8] {
         &self.bytes
     }

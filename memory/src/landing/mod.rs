@@ -108,11 +108,11 @@ impl Landing {
     /// when the chunk is made. In all other cases, this call makes the chunk.
     ///
     /// Returns `None` if no such piece is free now. The connection then waits: the waker given to
-    /// [`Landing::register_waker`] is woken when memory that may help comes free. If the connection
-    /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
-    /// the other connections. The connection waits until the next call returns a piece or an error,
-    /// or until [`Landing::stop_waiting`]. The connection also waits if other pools of the process
-    /// hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// [`Landing::register_waker`] is woken when memory that may help becomes free. If the
+    /// connection has less than its share, it also claims memory, and [`Landing::others_claim`] is
+    /// true for the other connections. The connection waits until the next call returns a piece or
+    /// an error, or until [`Landing::stop_waiting`]. The connection also waits if other pools of
+    /// the process hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
@@ -235,7 +235,7 @@ impl Landing {
         self.starves = true;
     }
 
-    /// Whether a piece of `want` bytes can ever come free for this connection within its share.
+    /// Whether a piece of `want` bytes can ever become free for this connection within its share.
     pub fn may_have(&self, want: usize) -> bool {
         let granules = want.div_ceil(GRANULE);
         want <= self.ledger.may_lease(&self.waiter)
@@ -453,7 +453,7 @@ impl Landing {
         take(piece.min(room), needed, page())
     }
 
-    /// Sets the waker. The waker is woken when memory comes free after [`alloc`](Landing::alloc)
+    /// Sets the waker. The waker is woken when memory becomes free after [`alloc`](Landing::alloc)
     /// found none, when a thread of the pool has made a chunk, and when this connection has to
     /// [give memory back](Landing::return_reclaimed). The waker stays set until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {

@@ -68,7 +68,7 @@ impl Landing {
         self.making.as_ref().is_some_and(|making| making.bytes >= needed)
     }
 
-    /// Whether memory for a chunk of `needed` bytes comes free as soon as the landing thread has
+    /// Whether memory for a chunk of `needed` bytes becomes free as soon as the landing thread has
     /// freed this allocator's chunks.
     pub(super) fn is_freed(&self, needed: usize) -> bool {
         let freeing = self.freeing();

@@ -19,8 +19,8 @@
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
-//! [holds](crate::Landed::hold) come free only when it drops them. So a chunk with such a piece is
-//! not selected, and a connection that has only such chunks keeps one of them usable.
+//! [holds](crate::Landed::hold) become free only when it drops them. So a chunk with such a piece
+//! is not selected, and a connection that has only such chunks keeps one of them usable.
 //!
 //! The shares together may exceed the memory: readers hold memory that a connection leased when its
 //! share was larger, or there are too many connections for the smallest share. A connection that
@@ -103,7 +103,7 @@ impl Landing {
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
         // Usable chunks come first. Among usable chunks, chunks with pieces that the application
-        // holds come first, and then the fullest chunks, because these take longest to come free.
+        // holds come first, and then the fullest chunks, because these take longest to become free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });

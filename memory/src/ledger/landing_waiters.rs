@@ -5,13 +5,13 @@
 //! | it waits | for | the other connections |
 //! |---|---|---|
 //! | not at all | | |
-//! | for its own pieces | its own pieces to come free, because its limit rules out another chunk or its chunk is being made | cannot help it, or need not |
+//! | for its own pieces | its own pieces to become free, because its limit rules out another chunk or its chunk is being made | cannot help it, or need not |
 //! | at its share | its own pieces, and free memory in the budget | keep what they have |
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
 //! | starving | as above, because its memory has no room even for its shortest piece | return a chunk, even of their shares |
 //!
 //! The last two states are claims. Each attempt to allocate replaces the state. The wait ends with
-//! the next attempt that succeeds or fails for good, and when the owner gives up or is dropped.
+//! the next attempt that returns a piece or an error, and when the owner gives up or is dropped.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
@@ -37,7 +37,7 @@ impl Waiting {
     const ALL: [Waiting; 5] =
         [Waiting::No, Waiting::ForOwn, Waiting::AtShare, Waiting::ForShare, Waiting::Starving];
 
-    /// Whether memory that comes free in the budget helps the waiter.
+    /// Whether memory that becomes free in the budget helps the waiter.
     fn takes_budget(self) -> bool {
         self >= Waiting::AtShare
     }
@@ -47,7 +47,7 @@ impl Waiting {
     }
 }
 
-/// The part of a [`Landing`](crate::Landing) that outlives the allocator. A piece that comes free
+/// The part of a [`Landing`](crate::Landing) that outlives the allocator. A piece that becomes free
 /// wakes the allocator's owner through this part.
 #[derive(Debug)]
 pub(crate) struct LandingWaiter {
@@ -122,8 +122,8 @@ impl LandingWaiter {
         }
     }
 
-    /// Wakes the owner after one of its pieces has come free, if the owner waits for memory or has
-    /// a chunk to return that may now be free.
+    /// Wakes the owner after one of its pieces has become free, if the owner waits for memory or
+    /// has a chunk to return that may now be free.
     pub(crate) fn piece_freed(&self) {
         // Orders the freeing of the memory before the reads of `state` and `reclaims`.
         fence(SeqCst);
@@ -267,7 +267,7 @@ impl LandingWaiters {
         });
     }
 
-    /// Wakes the waiters after a part of the budget has come free.
+    /// Wakes the waiters after a part of the budget has become free.
     pub(crate) fn budget_freed(&self) {
         if self.n_waiting.any_after_free() {
             self.wake_each(|waiter| waiter.state().takes_budget());

@@ -230,8 +230,8 @@ impl Ledger {
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
-            // Leave no room, because the configured budget does not allow a chunk, whatever the
-            // limit is.
+            // Leave no room, because the configured budget does not allow a chunk, regardless of
+            // the limit.
             return Some(0);
         }
         let room = || match self.landing.is_paused() {

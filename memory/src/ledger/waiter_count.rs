@@ -1,4 +1,4 @@
-//! The number of waiters, and the protocol by which no wake-up is lost.
+//! The number of waiters, and the protocol that loses no wake-up.
 //!
 //! | step | the waiting side | the freeing side |
 //! |---|---|---|

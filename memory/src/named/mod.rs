@@ -91,7 +91,7 @@ pub enum InUse {
     /// Bytes of the message, or clones of these bytes, are still alive.
     #[error("{0} views of the landed bytes are alive: drop the message first")]
     Viewed(usize),
-    /// The buffer was taken back before.
+    /// The buffer was taken back earlier.
     #[error("the buffer has come back already")]
     Taken,
 }

@@ -1,5 +1,5 @@
-//! Application memory that peers on this host map: [`LandableBuf`], to which they can write, and
-//! [`LendableBuf`], which can be lent to them.
+//! Application memory that peers on this host map: [`LandableBuf`], to which peers can write, and
+//! [`LendableBuf`], which can be lent to peers.
 
 use std::io;
 use std::ops::{Deref, DerefMut};

@@ -52,9 +52,9 @@ pub enum Lending {
     /// setting, because the last reader maps whole files. **The last reader sees everything that
     /// the sender lends to the proxy**, even bytes that the proxy does not send on.
     SameUserOnward,
-    /// The given process, whatever its user. All other processes get copies, even after the given
-    /// process has ended. Use this setting for memory that holds only data for that process. Needs
-    /// Linux 6.5 for a process of another user.
+    /// The given process, regardless of its user. All other processes get copies, even after the
+    /// given process has ended. Use this setting for memory that holds only data for that process.
+    /// Needs Linux 6.5 for a process of another user.
     OneProcess(HostProcess),
 }
 

@@ -36,8 +36,8 @@ pub struct Caps {
     /// Whether the source of a WRITE may be any memory ([`WriteSource::Any`]). Such memory need not
     /// be registered or staged, because the link copies while the work is queued.
     pub any_memory: bool,
-    /// Whether [`Link::poll`] reports the end of the peer's process, however the process ends and
-    /// even if nothing is sent. Such a link needs no [probes](Link::probe).
+    /// Whether [`Link::poll`] reports every end of the peer's process, even if nothing is sent.
+    /// Such a link needs no [probes](Link::probe).
     pub tells_end: bool,
     /// The maximum time for which a [probe](Link::probe) may stay unanswered. A device that detects
     /// missing acknowledgements ends the link earlier. This time limit then covers a device that
@@ -160,9 +160,9 @@ pub enum Completion {
         /// Number of bytes, at most the size of the slot.
         len: u32,
     },
-    /// This end cannot map landing memory that the peer has given, for example for lack of
-    /// descriptors, so this end cannot write to that memory. The report comes before the message
-    /// that first names the key.
+    /// This end cannot map landing memory that the peer has given, for example because this process
+    /// has no descriptor left. So this end cannot write to that memory. The report comes before the
+    /// message that first names the key.
     NotMapped {
         /// The peer's key.
         rkey: u32,

@@ -572,7 +572,7 @@ impl Incoming {
     /// Posts RECVs, accepts, and waits at most `timeout` until the connection is established.
     ///
     /// # Errors
-    /// Memory or a queue pair cannot be allocated, the peer has gone, or the peer does not answer.
+    /// Memory or a queue pair cannot be allocated, the peer is gone, or the peer does not answer.
     ///
     /// # Cancel safety
     /// Dropping the future ends the connection.

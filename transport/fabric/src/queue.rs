@@ -1,5 +1,5 @@
-//! The send queue, which tracks the work requests in flight, which of them are signalled, and the
-//! memory that they own.
+//! The send queue, which tracks the work requests in flight, their signals, and the memory that
+//! they own.
 //!
 //! A queue pair completes its work in order, and only reports completions of signalled requests.
 //! Such a completion covers all earlier requests. A request's place and memory become free when its

@@ -89,8 +89,8 @@ impl Taken {
                 "it offers a buffer to write to, which this end does not map",
                 "ContextBuilder::map_peer_buffers",
             ),
-            // The peer may decline a chunk of landing memory, whatever other memory the peer
-            // accepts.
+            // The peer may decline a chunk of landing memory, regardless of the other memory that
+            // the peer accepts.
             Message::Taken { .. } if self.peer == Takes::default() => {
                 ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
             }

@@ -87,7 +87,7 @@ impl Candidate {
     }
 }
 
-/// The process that made the other end of the socket, whatever its user.
+/// The process that made the other end of the socket, regardless of its user.
 pub(super) fn process(socket: &Socket) -> Option<HostProcess> {
     let (pid, pidfd) = (socket.peer().pid, pidfd(socket.fd())?);
     let start = start_of(pid)?;

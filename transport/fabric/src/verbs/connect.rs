@@ -28,7 +28,7 @@ use crate::verbs::link::VerbsLink;
 use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the
-/// connection manager tracks its ports separately: a port that the connection manager considers
+/// connection manager tracks its ports separately. So a port that the connection manager considers
 /// free may belong to a socket, even to a socket in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 

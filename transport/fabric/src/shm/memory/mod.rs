@@ -20,9 +20,9 @@
 //! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), because it must be able to free pages
 //! even if the peer keeps its mapping. So this process allocates no page before it writes there,
 //! and a mapping begins without pages. A WRITE first reads one byte of each window of
-//! [`FAULT_AROUND`] bytes that no earlier WRITE has reached. The kernel then maps the pages that
-//! the file has in the window with one fault, and allocates at most the page that was read, which
-//! is about to be written.
+//! [`FAULT_AROUND`] bytes that no earlier WRITE has reached. With one fault, the kernel then maps
+//! the pages that the file has in the window. The kernel allocates at most the page that was read,
+//! which is about to be written.
 
 pub(super) mod chunks;
 pub(super) mod map_debt;

@@ -31,7 +31,7 @@ const ADDRESS_SPACE_DIVISOR: u64 = 8;
 /// Maximum bytes of the chunks that a peer keeps in a connection. The chunks take this process's
 /// address space, and the peer's memory.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
-/// Number of chunks that each connection may always give, however many connections there are.
+/// Number of chunks that each connection may always give, even if there are many connections.
 const MIN_CHUNKS: usize = 8;
 
 /// Memory that a peer offers, as described by the message that passes the file.

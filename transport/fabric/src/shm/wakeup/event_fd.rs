@@ -9,8 +9,8 @@
 //! | the maker's | maker | taker |
 //! | the taker's | taker | maker |
 //!
-//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever the peer does
-//! to the eventfd's counter and flags. The kernel refuses this flag for writes. So neither end
+//! The read is preadv2(2) with RWF_NOWAIT at offset -1. This read never blocks, even if the peer
+//! changes the eventfd's counter and flags. The kernel refuses this flag for writes. So neither end
 //! writes to an eventfd that its peer has.
 //!
 //! One process makes both eventfds, with counters that begin at [`START`], which honest ends never

@@ -403,7 +403,7 @@ impl SimLink {
     }
 
     /// Answers a probe. Like a real device, the peer's device answers as long as its end of the
-    /// connection exists, whatever its process does.
+    /// connection exists, even if its process does nothing.
     fn answer_probe(&mut self, out: &mut Vec<Completion>) {
         let Some((_, other)) = self.peer_end.clone() else { return };
         if self.probe.is_none_or(|delay| !delay.is_over()) || self.end.end_reason().is_some() {
@@ -567,7 +567,7 @@ impl Link for SimLink {
             // Arrivals stay in the queue, and this end is woken when the pause ends.
             let _ = self.end.arrivals(cx.waker(), 0);
             // Unlike in a stopped process, the clock continues, so this end may probe. All other
-            // work is held back, however long it has been due.
+            // work is held back, even work that has long been due.
             if out.len() > before {
                 return Poll::Ready(Ok(()));
             }

@@ -247,7 +247,8 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
-    /// Accepts the connect request. `number` is the same as for [`connect`](Self::connect).
+    /// Accepts the connect request. `number` has the same meaning as for
+    /// [`connect`](Self::connect).
     pub(crate) fn accept(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
         let mut param = conn_param(private_data, retries, number);
         // SAFETY: as above.

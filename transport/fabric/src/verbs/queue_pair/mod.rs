@@ -262,8 +262,7 @@ fn inline_instead(
     })
 }
 
-/// Whether memory was short, in which case the length of inline data was not the reason for the
-/// refusal.
+/// Whether memory was short. If so, the length of inline data was not the reason for the refusal.
 fn is_short_of_memory(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOMEM)
 }
