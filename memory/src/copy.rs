@@ -147,7 +147,7 @@ mod x86 {
         // SAFETY: each load of WIDTH bytes lies within the `len` bytes of the source, and each
         // store within those of the destination: the first and the last because of `len`, those
         // between because of the bounds of the loops. Aligned stores begin at the first multiple of
-        // WIDTH behind the start of the destination.
+        // WIDTH after the start of the destination.
         unsafe {
             let load = |at: usize| _mm256_loadu_si256(src.add(at).cast());
             let store =

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use crate::buf::PinnedBytes;
 use crate::ledger::Ledger;
 
-/// Pool bytes that may be lent to a peer, or are lent. Until this value is dropped, the bytes count
-/// as lent and do not return to the pool.
+/// Bytes that can be lent to a peer, or that are lent already. Until this value is dropped, the
+/// bytes count as lent and do not return to the pool.
 ///
 /// At most three quarters of a pool's send memory are lent, so that some memory is left if peers
 /// keep lent bytes for long. Bytes beyond this limit are copied.

@@ -11,9 +11,10 @@ use std::io;
 /// Limits and use of pinned memory in this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memlock {
-    /// The soft limit; `None` means unlimited.
+    /// The soft limit, or `None` for no limit.
     pub soft: Option<u64>,
-    /// The hard limit, up to which the soft limit may be raised; `None` means unlimited.
+    /// The hard limit, up to which the soft limit may be raised. `None` means that there is no
+    /// limit.
     pub hard: Option<u64>,
     /// Bytes that the process has pinned or locked (the larger of VmPin and VmLck in proc(5)).
     pub pinned: u64,
@@ -74,7 +75,7 @@ fn has_ipc_lock(status: &str) -> bool {
         .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1)
 }
 
-/// Whether this is the name of the initial user namespace, whose number is the kernel's
+/// Whether `user_namespace` is the name of the initial user namespace, whose number is the kernel's
 /// PROC_USER_INIT_INO. A kernel that gives no name has no other user namespace.
 fn is_initial(user_namespace: &str) -> bool {
     user_namespace.is_empty() || user_namespace == "user:[4026531837]"
@@ -85,7 +86,7 @@ fn is_initial(user_namespace: &str) -> bool {
 mod rlimit {
     use std::{fs, io};
 
-    /// The soft and the hard limit; `None` means unlimited.
+    /// The soft and the hard limit. `None` means that there is no limit.
     pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
         let limit = getrlimit()?;
         Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))

@@ -138,7 +138,8 @@ fn next(word: &AtomicU32) -> u32 {
 )]
 pub struct Forked(pub &'static str);
 
-/// A value that belongs to the process that made it. If a child drops its copy, nothing is dropped.
+/// A value that belongs to the process that made it. A child that drops its copy does not drop the
+/// value.
 #[derive(Debug)]
 pub struct Owned<T> {
     process: Process,

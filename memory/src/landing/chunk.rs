@@ -1,9 +1,9 @@
 //! Chunks of landing memory.
 //!
-//! Each chunk is a separate region, mapped and registered for one lease to one connection. A key
-//! that an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). The
-//! address is random, so that the peer of another connection cannot find the chunk even if it
-//! learns the key (`region::random_address`). [Pieces](super::piece) of a chunk are runs of
+//! Each chunk is a separate region, mapped and registered for one lease to one connection. So a key
+//! that an earlier peer knows has stopped working, and no data of an earlier peer can be read
+//! (R12). The address is random, so that the peer of another connection cannot find the chunk even
+//! if it learns the key (`region::random_address`). [Pieces](super::piece) of a chunk are runs of
 //! granules of 4 KiB.
 //!
 //! If the pool has a landing thread (`ledger::landing_thread`), that thread deregisters and unmaps

@@ -1,8 +1,8 @@
 //! Landed bytes, which the peer that wrote them can still change.
 //!
-//! A peer keeps its key, or its mapping, after DONE. A value could therefore change between being
-//! checked and being used, so landed bytes are never parsed in place. [`Landed`] does not expose
-//! the bytes. Landed bytes can be split at any length, and can be read in three ways:
+//! A peer keeps its key, or its mapping, after DONE. A value could therefore change between its
+//! check and its use, so landed bytes are never parsed in place. [`Landed`] does not expose the
+//! bytes. Landed bytes can be split at any length, and can be read in three ways:
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
@@ -27,8 +27,8 @@ const MAX_WINDOW: usize = 4096;
 
 /// Copies `len` bytes to which another process or a device may write during the call.
 ///
-/// Each byte of the copy had this value in memory at some time during the call, but different bytes
-/// may date from different times.
+/// Each byte of the copy had this value in memory at some time during the call, but that time may
+/// differ between bytes.
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other

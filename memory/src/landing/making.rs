@@ -1,7 +1,7 @@
 //! A chunk that the landing thread makes for a connection's allocator.
 //!
 //! If the registrar [is slow](crate::Registrar::is_slow), the landing thread makes chunks
-//! (`ledger::landing_thread`). An allocator has at most one chunk in the making. The allocator
+//! (`ledger::landing_thread`). At most one chunk is being made for an allocator. The allocator
 //! takes the lease first, so the chunk counts as leased and needs no claim.
 //!
 //! | the chunk is | on | next |

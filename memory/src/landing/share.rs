@@ -24,7 +24,8 @@
 //!
 //! The shares together may exceed the memory: readers hold memory that a connection leased when its
 //! share was larger, or there are too many connections for the smallest share. A connection that
-//! gets nothing then **starves** ([`Landing::starve`]), and gets another connection's chunk.
+//! gets no memory for that reason **starves** ([`Landing::starve`]), and gets another connection's
+//! chunk.
 
 use std::cmp::Reverse;
 

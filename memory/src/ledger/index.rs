@@ -9,8 +9,8 @@ use crossbeam_utils::sync::ShardedLock;
 
 use crate::region::Region;
 
-/// A value that keeps a registration alive. It is needed for memory whose bytes do not keep the
-/// registration alive.
+/// A value that keeps a registration alive. Such a value is needed for memory whose bytes do not
+/// keep the registration alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// The keys of a region, and the address of its first byte under these keys.

@@ -104,8 +104,8 @@ impl LandingWaiter {
         fence(SeqCst);
     }
 
-    /// Replaces the waker. Drops the old waker outside the lock, because its drop may drop a task
-    /// and all that the task owns.
+    /// Replaces the waker. Drops the old waker outside the lock, because dropping it may drop a
+    /// task and everything that the task owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
         drop(old);

@@ -197,8 +197,8 @@ impl Landing {
     /// pool.
     ///
     /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the
-    /// memory that the pool may use. It has [`RegionError::Overlap`] if another part of the buffer
-    /// is granted, and [`RegionError::Register`] if the device or the kernel refuses.
+    /// memory that the pool may use. The result has [`RegionError::Overlap`] if another part of the
+    /// buffer is granted, and [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register_named(&self, lease: NamedLease, range: Range<usize>) -> NamedRegistration {
         let slot = Arc::<Slot>::default();
         let (ledger, waiter) = (self.ledger().clone(), self.waiter().clone());

@@ -189,8 +189,8 @@ impl NamedBuffer {
             BufferState { .. } => {}
         }
         // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the
-        // lock. It is not claimed, so no peer, device or lease refers to the bytes, no registration
-        // is kept, and nobody views them.
+        // lock. The buffer is not claimed, so no peer, device or lease refers to the bytes, no
+        // registration is kept, and nobody views them.
         let is_owner = unsafe { self.0.owner.as_ref() }.is::<T>();
         assert!(is_owner, "a buffer is taken as the type that it was made of");
         state.taken = true;

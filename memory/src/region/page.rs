@@ -17,7 +17,7 @@ pub enum HugePages {
     #[default]
     Transparent,
     /// Reserved huge pages (mmap(2), MAP_HUGETLB), for arenas whose size is a multiple of 2 MiB. If
-    /// none are left, the pool logs a warning and uses ordinary pages.
+    /// no reserved page is left, the pool logs a warning and uses ordinary pages.
     Explicit,
 }
 

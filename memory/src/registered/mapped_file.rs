@@ -128,8 +128,8 @@ fn entries() -> impl Iterator<Item = &'static MappedRange> {
     std::iter::successors(at(&TABLE), move |entry| at(&entry.next))
 }
 
-/// Whether these bytes lie in guarded memory that was found truncated. Call this after the bytes
-/// have been read: if the result is true, zeros may have been read in their place.
+/// Whether these bytes lie in guarded memory that was found truncated. Call this function after
+/// reading the bytes. If the result is true, zeros may have been read instead of the bytes.
 #[inline]
 pub fn is_truncated(bytes: &[u8]) -> bool {
     is_any_truncated() && lies_in(bytes, |entry| entry.truncated.load(SeqCst))

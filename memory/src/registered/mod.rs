@@ -125,7 +125,8 @@ impl PoolRegistration {
         if ledger.index.insert_foreign(range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
         }
-        // Another thread has registered a part of the memory since. That thread's entry stays.
+        // Another thread has registered a part of the memory in the meantime. That thread's entry
+        // stays.
         if let Ok(mut registered) = keep_alive.downcast::<Registered>()
             && let Some(registered) = Arc::get_mut(&mut registered)
             && let Some(held) = registered.0.take()

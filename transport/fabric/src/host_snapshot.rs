@@ -14,8 +14,8 @@ use crate::error::FabricError;
 ///
 /// If two snapshots differ, something was added, removed or changed, so a path that failed may work
 /// now. If a device was removed and added again, the snapshots also differ. A snapshot costs some
-/// system calls, and a few more for each address in use. A snapshot opens only the devices of those
-/// addresses.
+/// system calls, and a few more for each address in use. A snapshot opens only the devices of
+/// addresses in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,

@@ -371,10 +371,10 @@ pub trait Link: Send + 'static {
     /// received message.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
-    /// Gives a slot back to the device. Call this before the peer gets the credit for the slot
-    /// (R1). Returns false if the slot is not posted, so that the peer gets no credit. This happens
-    /// to an extra slot that [`shrink`](Link::shrink) removes, and to a short slot that is left out
-    /// while extra slots are posted.
+    /// Gives a slot back to the device. Call this function before the peer gets the credit for the
+    /// slot (R1). Returns false if the slot is not posted, so that the peer gets no credit. This
+    /// happens to an extra slot that [`shrink`](Link::shrink) removes, and to a short slot that is
+    /// left out while extra slots are posted.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a slot that is posted already. After any other error the link is

@@ -32,7 +32,7 @@ pub struct LinkConfig {
     /// leases them to replace the slots in the block. More than `send_slots`, and only without
     /// staging. 0 means that the number of SEND slots is fixed. Default 0.
     pub busy_send_slots: u32,
-    /// Bytes of staging behind the SEND slots. Default 256 KiB.
+    /// Bytes of staging after the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
     /// four. If memory is short, a connection gets a queue of 8 requests. Default 31: at 400 Gb/s,

@@ -435,7 +435,7 @@ impl Fabric {
                 let addr = self.ip(addr)?;
                 let connecting = d.connect(addr, config, pool, private_data, timeout, answered);
                 // The future lies on the heap. Otherwise the futures of connections over other
-                // providers would also carry its several KiB.
+                // providers would also have its size of several KiB.
                 let (link, private_data) = Box::pin(connecting).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }

@@ -172,8 +172,8 @@ impl SendQueue {
         Some(id)
     }
 
-    /// Forgets all work. Call this only once the device can no longer access the memory of that
-    /// work.
+    /// Forgets all work. Call this function only when the device can no longer access the memory of
+    /// that work.
     #[cfg(feature = "test-util")]
     #[inline]
     pub(crate) fn clear(&mut self) {

@@ -1,9 +1,9 @@
 //! Charges work to the turn of the task that does it (R20).
 //!
 //! tokio gives each turn of a task a budget of operations ([`tokio::task::coop`]). Each loop whose
-//! length a peer or a device determines takes its operations from that budget. When the budget is
-//! spent, the task yields, and continues after the other tasks have run. An operation is a work
-//! request, a completion, a message, or [`COPY_UNIT`] bytes that are copied or populated.
+//! length a peer or a device determines takes its operations from the budget of its task. When the
+//! budget is spent, the task yields, and continues after the other tasks have run. An operation is
+//! a work request, a completion, a message, or [`COPY_UNIT`] bytes that are copied or populated.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};

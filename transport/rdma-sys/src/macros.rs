@@ -49,8 +49,9 @@ macro_rules! opaque {
         #[repr(C)]
         pub struct $name {
             _opaque: [u8; 0],
-            // The marker keeps the struct from being moved. It also keeps the struct from being
-            // sent to or shared with another thread, unless the caller promises that this is safe.
+            // The marker keeps the struct from being moved. The marker also keeps the struct from
+            // being sent to or shared with another thread, unless the caller promises that this is
+            // safe.
             _pinned: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,
         }
     )*};

@@ -227,8 +227,8 @@ impl BareEnd {
     }
 
     /// Does WRITEs, and returns when the device has reported all of them. On InfiniBand and RoCE
-    /// the WRITEs have then arrived. WRITEs in flight go to different places if there are enough
-    /// places.
+    /// the WRITEs have arrived when this function returns. WRITEs in flight go to different places
+    /// if there are enough places.
     pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
         let len = writes.len as usize;
         let window = (writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT);

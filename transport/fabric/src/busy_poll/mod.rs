@@ -34,8 +34,8 @@
 //!
 //! In the long run, unsuccessful polls of all links of a process together take at most 1 /
 //! [`DIVISOR`] of one processor. When this budget is used up, an end whose last poll was successful
-//! may poll once more. If that poll fails, it is charged, and the end does not poll until the debt
-//! is paid. An end without traffic since it last slept does not poll.
+//! may poll once more. If that poll fails, its time is charged, and the end does not poll until the
+//! debt is paid. An end without traffic since it last slept does not poll.
 
 #[cfg(test)]
 mod tests;

@@ -62,8 +62,8 @@ use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_
 
 /// Maximum number of completions per poll.
 const MAX_COMPLETIONS: usize = 256;
-/// After this many polls that find messages in the ring, the socket is also read. Otherwise the
-/// socket would wait until the peer falls silent.
+/// After this many polls that find messages in the ring, the socket is also read. Otherwise
+/// messages on the socket would wait while the peer keeps sending messages through the ring.
 const MAX_BUSY_POLLS: u32 = 32;
 /// The number of polling rounds before other tasks run.
 const MAX_ROUNDS: usize = 64;
@@ -640,7 +640,7 @@ impl Link for ShmLink {
         };
         let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };
         match self.socket.send(&message.encode(), &[chunk.file.as_fd()]) {
-            // A later poll reports the end, after the messages that the peer sent before.
+            // A later poll reports the end, after the messages that the peer sent earlier.
             Err(error) if is_end(&error) => {}
             Err(error) => {
                 let error = match error.kind() {

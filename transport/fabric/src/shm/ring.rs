@@ -394,7 +394,7 @@ impl<W: Words> Writer<W> {
     }
 
     /// Records that a CHUNK message was sent over the socket. Messages published from now on wait
-    /// for that message.
+    /// for that CHUNK message.
     pub(crate) fn chunk_sent(&mut self) {
         self.chunks = self.chunks.wrapping_add(1);
     }

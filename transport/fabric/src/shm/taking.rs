@@ -17,7 +17,7 @@ pub(super) enum Pending {
     Named(OfferedMemory, TakeFds<PeerMap>),
 }
 
-/// Starts to map the file of a message for writing.
+/// Starts to map the file that came with a message, for writing.
 pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<PeerMap> {
     let size = usize::try_from(len).unwrap_or(usize::MAX);
     let user = socket.peer().uid;

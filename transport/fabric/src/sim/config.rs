@@ -73,7 +73,7 @@ pub struct SimStats {
     pub lent_on: u64,
     /// Completions reported, of either kind.
     pub completions: u64,
-    /// SENDs that found no RECV posted. Anything but 0 is a bug in flow control (R2).
+    /// SENDs that found no RECV posted. A number other than 0 shows a bug in flow control (R2).
     pub receiver_not_ready: u64,
     /// WRITEs that the peer's table did not allow.
     pub remote_access_errors: u64,

@@ -105,7 +105,7 @@ pub enum Event<'a> {
     Completed {
         /// The sender.
         end: EndId,
-        /// The driver's id of the last of this work.
+        /// The driver's id of the last completed work.
         id: u64,
     },
     /// The link was reported to the driver as dead.

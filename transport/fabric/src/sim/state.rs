@@ -35,7 +35,7 @@ pub(super) struct NetState {
     iovas: AtomicU64,
     observer: OnceLock<Arc<dyn Observer>>,
     breaches: Mutex<Vec<String>>,
-    /// Number of occasions to inject the bug so far.
+    /// Number of occasions so far on which the bug could have been injected.
     occasions: AtomicU64,
 }
 

@@ -225,8 +225,9 @@ impl Deadlines {
         if let Some(at) = first.into_iter().chain(state.clock_expires).min()
             && let Err(error) = self.arm_for(&mut state, passed, at)
         {
-            // timerfd_settime should not fail with these arguments. If it fails, all timers expire
-            // now, because timers that never expire would be worse than timers that expire early.
+            // timerfd_settime should not fail with these arguments. If the call fails, all timers
+            // expire now, because timers that never expire would be worse than timers that expire
+            // early.
             throttled!(warn, %error, "timerfd_settime; all timers expire");
             wakers.extend(std::mem::take(&mut state.waiting).into_values().flatten());
             self.clock.expire();

@@ -163,8 +163,7 @@ impl Drop for PendingLink {
         let pool = self.pool.take();
         let end = move || {
             drop(link);
-            // The pool is trimmed here, because there may be no other connection that trims it
-            // later.
+            // The pool is trimmed here, because perhaps no other connection trims the pool later.
             pool.inspect(Pool::trim_now);
         };
         // If no thread can be started, the closure is dropped here, together with the link.

@@ -63,8 +63,8 @@ impl HostWatch {
     /// Starts to watch. A watch uses three descriptors.
     ///
     /// # Errors
-    /// The system refuses a descriptor, for instance because the process has too many, or because
-    /// a filter of system calls forbids netlink.
+    /// The system refuses a descriptor, for instance because the process has too many descriptors,
+    /// or because a filter of system calls forbids netlink.
     pub fn new() -> io::Result<HostWatch> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let route = socket(None, LINKS_AND_ADDRESSES)?;

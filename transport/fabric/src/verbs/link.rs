@@ -239,8 +239,8 @@ impl VerbsLink {
     }
 
     /// Polls for the peer's first message. That message proves that both ends of the connection are
-    /// established, even if the event that reports this was lost (InfiniBand Architecture
-    /// Specification 1.3, section 12.9.8.3, "communication established").
+    /// established, even if the event that reports the establishment was lost (InfiniBand
+    /// Architecture Specification 1.3, section 12.9.8.3, "communication established").
     ///
     /// # Errors
     /// The completion queue failed.

@@ -265,7 +265,7 @@ impl VerbsDevice {
     /// This host's addresses on the device.
     ///
     /// # Errors
-    /// The addresses cannot be listed, or the connection manager has gone.
+    /// The addresses cannot be listed, or the connection manager is gone.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
         Ok(enumerate::local_addresses(Some(&self.0.name))?.into_iter().map(|at| at.ip).collect())
     }

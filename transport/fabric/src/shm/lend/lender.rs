@@ -105,8 +105,8 @@ impl Lender {
         }
     }
 
-    /// Records that the peer has mapped a file, or cannot map it. This end may have taken the file
-    /// back since the offer.
+    /// Records that the peer has mapped a file, or cannot map the file. This end may have taken the
+    /// file back since the offer.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.files.answered(key, taken);
     }

@@ -65,7 +65,7 @@ const MAX_KEPT: usize = 256;
 /// Bytes of the thread's stack.
 const STACK_SIZE: usize = 128 << 10;
 
-/// The leases of one link, and the pipe whose end shows that the reader is done.
+/// The leases of one link, and the pipe that is closed when the reader is done.
 type Kept = (PipeReader, Slab<LendableBytes>);
 
 #[derive(Debug, Default)]

@@ -74,7 +74,7 @@ impl Debts {
     }
 
     /// The time until a process owes at most [`MAX_DEBT`]. `None` if the process already owes at
-    /// most that.
+    /// most [`MAX_DEBT`].
     fn wait(&mut self, process: PeerProcess, now: Instant) -> Option<Duration> {
         self.pay(now);
         let over = self.owed.get(&process)?.checked_sub(MAX_DEBT).filter(|over| *over > 0)?;

@@ -112,7 +112,7 @@ fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
 pub(crate) struct Map {
     ptr: NonNull<u8>,
     len: usize,
-    /// Offset behind the last byte that was written.
+    /// Offset after the last byte that was written.
     touched: usize,
     /// The process that made the mapping. Its children do not have the mapping (MADV_DONTFORK).
     process: Process,
@@ -210,7 +210,7 @@ impl Map {
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0, process: Process::current() };
-        // A child of fork() has no use for the mapping, and would keep the peer's memory.
+        // A child of fork() has no use for the mapping, and would keep the peer's memory alive.
         // SAFETY: the range is this mapping, and its contents stay as they are.
         if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) }
         {
@@ -273,7 +273,7 @@ impl Map {
         self.touched = self.touched.max(end);
     }
 
-    /// Offset behind the last byte that was written.
+    /// Offset after the last byte that was written.
     pub(crate) fn touched(&self) -> usize {
         self.touched
     }

@@ -221,7 +221,7 @@ impl Lent {
     fn turn(file: FileId) -> Turn {
         let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
         if lent.turns.len() >= lent.full {
-            // A turn that no other thread holds is not locked.
+            // If no other thread holds a turn, its lock is free.
             lent.turns.retain(|_, turn| {
                 let is_mapped =
                     |turn: &Turn| turn.try_lock().is_ok_and(|map| map.strong_count() > 0);
@@ -352,7 +352,7 @@ impl PeerMap {
         }
     }
 
-    /// Offset behind the last byte that was written.
+    /// Offset after the last byte that was written.
     fn touched(&self) -> usize {
         self.mapped.as_ref().map_or(0, |(map, _)| map.touched())
     }

@@ -61,7 +61,7 @@ struct ThreadPoolState {
     queue: VecDeque<(u32, Job)>,
     /// Number of busy threads for each user whose jobs they run.
     busy: BTreeMap<u32, usize>,
-    /// Number of sockets to close for each user of peers.
+    /// Number of sockets to close, by the user of their peers.
     closing: BTreeMap<u32, usize>,
     threads: usize,
     waiting: usize,

@@ -310,8 +310,8 @@ impl Socket {
         }
     }
 
-    /// Looks for the peer's end behind at most [`MAX_SKIPPED`] messages, which are dropped, and
-    /// returns whether the peer has ended. Call this function when a connection fails.
+    /// Drops up to [`MAX_SKIPPED`] messages to find out whether the peer has ended, and returns the
+    /// answer. Call this function when a connection fails.
     pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         (0..MAX_SKIPPED)
             .map(|_| self.poll(cx))

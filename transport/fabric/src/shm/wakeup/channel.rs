@@ -54,7 +54,7 @@ use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 /// Bytes of the page.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
 
-/// The page. Either this end or the peer made its file.
+/// The page. Either this end or the peer made the page's file.
 #[derive(Debug)]
 enum ChannelPage {
     Own(Map),

@@ -20,8 +20,8 @@
 //! beyond its maximum (AIO, io_uring) causes an error that tokio treats as permanent, and the
 //! channel ends.
 //!
-//! Linux before 5.8 and gVisor do not support this read for eventfds. There, the ends wake each
-//! other by messages on the socket ([`is_supported`]).
+//! Linux before 5.8 and gVisor do not support this read for eventfds. On such systems, the ends
+//! wake each other by messages on the socket ([`is_supported`]).
 
 use std::future::Future;
 use std::io::{self, IoSliceMut};

@@ -102,8 +102,8 @@ impl Wakeup {
     }
 
     /// Wakes the channel's other connections that have received something, because their poller may
-    /// have to wait while this connection runs. Call this before this connection checks for
-    /// messages, because the call also takes this connection's own wake-up.
+    /// have to wait while this connection runs. Call this function before this connection checks
+    /// for messages, because the call also takes this connection's own wake-up.
     #[inline]
     pub(crate) fn wake_others(&self) {
         if let Wakeup::Channel(member) = self {

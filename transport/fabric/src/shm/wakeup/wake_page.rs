@@ -40,8 +40,8 @@ impl<'a> Direction<'a> {
     /// process sleeps.
     pub(crate) fn set(self, connection: u16) -> bool {
         let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
-        // The bit is set first, so that a thread that takes a bit of the summary finds the bits
-        // behind it.
+        // The bit is set first, so that a thread that takes a bit of the summary finds the bits of
+        // that word.
         self.0[BITS + word].fetch_or(bit, Ordering::AcqRel);
         self.0[SUMMARY].fetch_or(1 << word, Ordering::AcqRel);
         wait_flag::must_wake(&self.0[SLEEPS]) != 0

@@ -16,9 +16,10 @@
 //! | reading an event | read it; put it into the queue of its id, if the id has one; acknowledge it |
 //! | dropping an id | remove the id's queue; destroy the id |
 //!
-//! So a reader never waits for a destroyer, and an event that was read before its id was destroyed
-//! is either in that id's queue or in no queue. A connect request comes with a new id. The new id
-//! gets its queue before the next event is read, so its events are never missed.
+//! So a task that reads events never waits for a task that drops an id, and an event that was read
+//! before its id was destroyed is either in that id's queue or in no queue. A connect request comes
+//! with a new id. The new id gets its queue before the next event is read, so its events are never
+//! missed.
 //!
 //! Reading some events also moves the id's queue pair to another state in librdmacm. So an id
 //! forgets its queue pair before the queue pair is destroyed, while nobody reads events
@@ -225,8 +226,8 @@ impl CmId {
         self.set_option(OPTION_ID_ACK_TIMEOUT, exponent)
     }
 
-    /// Sets the type of service of the packets. Call this before the route is resolved or the
-    /// request is accepted.
+    /// Sets the type of service of the packets. Call this function before the route is resolved or
+    /// the request is accepted.
     pub(crate) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_TOS, tos)
     }

@@ -222,7 +222,7 @@ pub(crate) struct Dispatch<Q> {
     looking: bool,
     /// The number of polls by members that have polled before and have not slept since.
     busy_polls: u64,
-    /// The value of `busy_polls` when the reactor last looked.
+    /// The value of `busy_polls` when the reactor last looked at the queue.
     busy_polls_seen: u64,
     failure: Option<Failure>,
     /// True once nobody waits for events any more.

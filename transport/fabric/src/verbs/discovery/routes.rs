@@ -30,9 +30,9 @@ const RTN_UNICAST: u8 = 1;
 
 /// Length of a message's header.
 const HEADER: usize = 16;
-/// The offset of the route's type in an answer, behind the header.
+/// The offset of the route's type in an answer, after the header.
 const TYPE: usize = HEADER + 7;
-/// The offset of the attributes in an answer, behind the header and a `rtmsg`.
+/// The offset of the attributes in an answer, after the header and a `rtmsg`.
 const ATTRIBUTES: usize = HEADER + 12;
 
 /// Returns the pairs of source and destination for which the kernel has a route that leaves through

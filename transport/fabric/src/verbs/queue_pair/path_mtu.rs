@@ -3,9 +3,9 @@
 //! A connect request names the path MTU of the connecting end's port, and rdma_cm gives that MTU to
 //! both queue pairs. If the accepting end's port takes only shorter packets, it loses each longer
 //! packet. So an accepting end that brings its queue pair up itself uses the smaller MTU, and names
-//! that MTU in the byte of its answer behind the private data. rdma_cm fills this byte with zero.
-//! So if librdmacm brings the queue pair up, the answer names no MTU, and the path MTU of the
-//! request stays.
+//! that MTU in the byte of its answer after the private data. rdma_cm fills this byte with zero. So
+//! if librdmacm brings the queue pair up, the answer names no MTU, and the path MTU of the request
+//! stays.
 //!
 //! # Proof of the path
 //!
@@ -30,7 +30,7 @@ use tonic_rdma_memory::{PinnedBuf, Pool};
 use crate::error::ConnectError;
 use crate::link::MAX_PRIVATE_DATA;
 
-/// Length of an answer in bytes: the private data, and the byte behind it.
+/// Length of an answer in bytes: the private data, and the byte after the private data.
 pub(crate) const MAX_ANSWER: usize = MAX_PRIVATE_DATA + 1;
 
 /// A path MTU, as its code in `enum ibv_mtu`: 1 is 256 bytes, 5 is 4,096. Longer packets have
