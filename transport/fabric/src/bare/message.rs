@@ -1,4 +1,5 @@
-//! The messages between the ends of a bare connection: SENDs of at most [`MAX_LEN`] bytes.
+//! The messages between the ends of a bare connection, which are SENDs of at most [`MAX_LEN`]
+//! bytes, and the errors of a bare connection.
 //!
 //! | kind | fields (little-endian) | answer |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! Files that this end has offered to a link's peer for mapping. The peer may decline such files.
+//! Files that this end has offered to a link's peer for mapping, and the kinds of memory that each
+//! end accepts. The peer may decline an offered file.
 //!
 //! | the file is | on | next |
 //! |---|---|---|

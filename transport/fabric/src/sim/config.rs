@@ -1,4 +1,4 @@
-//! The settings, random numbers and counters of a simulated network.
+//! The settings of a simulated network, its random numbers, its counters, and the bugs to inject.
 
 use std::time::Duration;
 

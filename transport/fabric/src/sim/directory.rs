@@ -1,5 +1,5 @@
 //! The members of a network: devices with their addresses, listeners with their addresses and
-//! ports, and the ends of links.
+//! ports, the connect requests to them, and the ends of links.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Measures the time of a sleep and its wake-up on this machine.
+//! Measures the time of a sleep and its wake-up on this machine, and checks whether there is only
+//! one processor.
 //!
 //! A device does not say when it announced a completion. So two threads, each on a different
 //! processor, wake each other in the way that a device's event wakes a task. The threads run when a
