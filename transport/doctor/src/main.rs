@@ -18,8 +18,8 @@ With --peer, the code is also 0 if the server shares memory with this host. docs
 tonic-rdma explains the reason codes."
 )]
 struct Args {
-    /// A server to connect to: shows what it offers, which path is chosen and how long each step
-    /// takes, and measures both paths for some seconds.
+    /// A server to connect to. The program shows what the server offers, which path is chosen and
+    /// how long each step takes, and measures both paths for some seconds.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     peer: Option<String>,
 
