@@ -21,7 +21,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// The word that replaces the page if the kernel does not wipe pages. Its value stays 0.
+/// The word that replaces the page if the kernel does not wipe pages. The value of this word stays
+/// 0.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(all(target_os = "linux", not(miri)))]

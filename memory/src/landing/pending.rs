@@ -22,7 +22,7 @@ impl Landing {
     }
 
     /// Takes the chunk that has been made since the last call, or the error. The allocating
-    /// functions do the same.
+    /// functions also take the chunk.
     pub fn collect(&mut self) {
         if self.making.is_some() {
             self.collect_result();

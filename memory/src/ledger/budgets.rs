@@ -36,7 +36,7 @@ impl Budgets {
     }
 
     /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns the number of
-    /// bytes. Returns `None` if the budget has fewer than `min`.
+    /// bytes. Returns `None` if the budget has fewer than `min` bytes.
     pub(crate) fn take_some(
         &self,
         usage: Use,

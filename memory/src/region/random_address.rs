@@ -93,7 +93,7 @@ fn random_place(len: usize) -> io::Result<usize> {
 ///
 /// # Errors
 /// The error of `map`, an error if all [`MAX_ATTEMPTS`] addresses are in use, or the error of
-/// getrandom(2). There is no fallback to another address.
+/// getrandom(2). The function never falls back to an address that peers can guess.
 pub(crate) fn map_at_random(
     len: usize,
     map: impl Fn(usize) -> io::Result<NonNull<u8>>,

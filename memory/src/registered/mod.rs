@@ -84,7 +84,7 @@ impl PoolRegistration {
     ///
     /// # Safety
     /// The range is readable until the last clone of the registration has been dropped. `memory`
-    /// may ensure that.
+    /// may own the range, which ensures that the range stays readable.
     unsafe fn of_range(
         ledger: Arc<Ledger>,
         range: NonNull<[u8]>,

@@ -102,7 +102,7 @@ pub enum Work {
     /// RDMA WRITE into memory that the peer granted. The peer does not notice the WRITE until a
     /// later SEND tells the peer about it (R3, R4).
     Write {
-        /// The bytes, at most [`Caps::max_msg`] of them.
+        /// The bytes to write, at most [`Caps::max_msg`] bytes.
         src: WriteSource,
         /// The peer's virtual address.
         remote_addr: u64,
@@ -193,7 +193,7 @@ pub trait Link: Send + 'static {
     /// flight.
     fn send_room(&self) -> usize;
 
-    /// The control block with SEND slots and staging memory. Its length is
+    /// The control block with SEND slots and staging memory. The length of this memory is
     /// [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
     /// docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];

@@ -12,8 +12,8 @@ pub struct LinkConfig {
     /// Number of RECVs posted before the connection is established and until it ends. At least 1.
     /// Default 64.
     pub recv_slots: u32,
-    /// Number of RECVs that [`Link::grow`](crate::Link::grow) may add. Their memory is not part of
-    /// the block. Default 0.
+    /// Number of RECVs that [`Link::grow`](crate::Link::grow) may add. The memory of these RECVs is
+    /// not part of the block. Default 0.
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,

@@ -192,7 +192,7 @@ impl Fabric {
     /// [`open`](Fabric::open).
     ///
     /// # Errors
-    /// [`FabricError::NotOnRdma`], and those of [`open`](Fabric::open).
+    /// [`FabricError::NotOnRdma`], and the errors of [`open`](Fabric::open).
     pub fn at(local: IpAddr) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return VerbsDevice::at(local).map(Fabric::Verbs);

@@ -78,7 +78,7 @@ pub use self::{
 /// Loads the libraries.
 ///
 /// # Errors
-/// There is no rdma-core for this system.
+/// rdma-core does not exist for this system.
 #[cfg(not(target_os = "linux"))]
 pub fn load() -> Result<(), LoadError> {
     Err(LoadError::Platform)

@@ -58,7 +58,7 @@ pub struct ibv_context {
 }
 
 /// The struct around an [`ibv_context`] whose `abi_compat` marks it as extended. New fields are
-/// added at its beginning. This declaration is the part from `query_port` on.
+/// added at the beginning of this struct. This declaration is the part from `query_port` on.
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPort>,

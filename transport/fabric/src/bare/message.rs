@@ -128,7 +128,7 @@ pub enum BareError {
     /// The link failed, or the peer has closed the link.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// There is no memory to WRITE from.
+    /// The pool has no memory to WRITE from.
     #[error("no memory to WRITE from: {0}")]
     Pool(#[from] PoolError),
     /// Memory to WRITE to could not be registered.

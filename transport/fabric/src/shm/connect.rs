@@ -130,7 +130,7 @@ async fn attempt(
                 }
             };
             match sent {
-                // The peer has closed its end. Its earlier message is read next.
+                // The peer has closed its end. The peer's earlier message is read next.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }

@@ -425,7 +425,7 @@ impl ShmLink {
                 }
                 self.chunks.forget(rkey).map_err(|what| self.breach(what))
             }
-            // WAKE has no content. Its arrival has already woken this end.
+            // WAKE has no content. The arrival of WAKE has already woken this end.
             (Some(Message::Wake), false) => Ok(()),
             (Some(Message::Refused { text }), false) => {
                 let source = io::Error::new(

@@ -132,7 +132,7 @@ fn lives(process: &OwnedFd) -> bool {
     !is_readable(process)
 }
 
-/// Whether the descriptor is readable. Also true if poll(2) fails.
+/// Whether the descriptor is readable. The result is also true if poll(2) fails.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     // A signal interrupts even a poll that does not wait.

@@ -171,7 +171,7 @@ impl VerbsDevice {
     /// See [`Fabric::at`](crate::Fabric::at).
     ///
     /// # Errors
-    /// [`FabricError::NotOnRdma`], and those of [`open`](VerbsDevice::open).
+    /// [`FabricError::NotOnRdma`], and the errors of [`open`](VerbsDevice::open).
     pub fn at(local: IpAddr) -> Result<VerbsDevice, FabricError> {
         discovery::probe()?;
         let channel = Channel::new().map_err(no_channel)?;
@@ -187,7 +187,7 @@ impl VerbsDevice {
     ///
     /// # Errors
     /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`], and
-    /// those of [`open`](VerbsDevice::open).
+    /// the errors of [`open`](VerbsDevice::open).
     pub async fn toward(
         peer: SocketAddr,
         source: Option<IpAddr>,

@@ -60,7 +60,7 @@ struct CompletionQueue(NonNull<rdma_sys::ibv_cq>);
 
 impl CompletionQueue {
     /// # Safety
-    /// The same as for [`Cover::new`].
+    /// The contract of [`Cover::new`].
     unsafe fn new(context: NonNull<rdma_sys::ibv_context>, depth: i32) -> Option<CompletionQueue> {
         // SAFETY: the context is open; a queue without a channel.
         let cq = unsafe {

@@ -50,7 +50,8 @@ impl Lender {
         self.allowed != Some(false)
     }
 
-    /// Lends bytes if the peer has mapped their file. Otherwise offers the file.
+    /// Lends bytes if the peer has mapped their file. Offers the file if the peer has not mapped
+    /// it.
     ///
     /// # Errors
     /// The errors of the socket.

@@ -114,7 +114,8 @@ pub(crate) struct Map {
     len: usize,
     /// Offset after the last byte that was written.
     touched: usize,
-    /// The process that made the mapping. Its children do not have the mapping (MADV_DONTFORK).
+    /// The process that made the mapping. Children of this process do not have the mapping
+    /// (MADV_DONTFORK).
     process: Process,
 }
 

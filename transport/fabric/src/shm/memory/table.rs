@@ -43,8 +43,8 @@ pub(crate) struct ShmChunk {
 enum Links {
     /// The link that has the chunk. No other link can ever get this chunk (R12).
     One(Option<Arc<RevokedKeys>>),
-    /// The links to which an application buffer was given one after the other. Such a buffer stays
-    /// registered for several calls.
+    /// The links to which an application buffer was given one after the other. An application
+    /// buffer stays registered for several calls.
     InTurn(Vec<Weak<RevokedKeys>>),
 }
 

@@ -23,9 +23,9 @@ pub(crate) fn lower(flag: &AtomicU64) {
     flag.store(0, Ordering::Relaxed);
 }
 
-/// Call this after publishing. If the sender has to wake the receiver, returns the value with which
-/// the flag was raised, and otherwise 0. The value is returned only once for each time that the
-/// flag was raised.
+/// Call this function after publishing. If the sender has to wake the receiver, returns the value
+/// with which the flag was raised, and otherwise 0. The value is returned only once for each time
+/// that the flag was raised.
 #[inline]
 pub(crate) fn must_wake(flag: &AtomicU64) -> u64 {
     fence(Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Work requests of a simulated link, and the memory that they read and write.
 //!
 //! [`Checksums`] checks that the memory of posted work does not change (R10). A real device does
-//! not check this. [`Unordered`] holds WRITEs whose bytes arrive in any order, as with
+//! not make this check. [`Unordered`] holds WRITEs whose bytes arrive in any order, as with
 //! IBV_ACCESS_RELAXED_ORDERING. All bytes have arrived when the RECV of a later message completes,
 //! but perhaps not earlier.
 
@@ -163,7 +163,7 @@ impl Unordered {
     /// the WRITE.
     ///
     /// # Safety
-    /// The same as for [`RegionTable::write`].
+    /// The contract of [`RegionTable::write`].
     pub(super) unsafe fn write(
         &mut self,
         table: &RegionTable,

@@ -19,7 +19,7 @@ pub(super) fn check(ret: i32) -> io::Result<()> {
     }
 }
 
-/// An event channel. Its file descriptor does not block.
+/// An event channel. The file descriptor of the channel does not block.
 pub(crate) struct Channel(NonNull<rdma_sys::rdma_event_channel>);
 
 // SAFETY: librdmacm is thread-safe; a channel is a file descriptor.

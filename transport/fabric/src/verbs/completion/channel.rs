@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::is_inherited;
 
-/// A completion channel. Its descriptor does not block.
+/// A completion channel. The descriptor of the channel does not block.
 pub(super) struct CompChannel {
     channel: NonNull<rdma_sys::ibv_comp_channel>,
     /// Keeps the context open.

@@ -312,9 +312,9 @@ impl<Q: Queue> Dispatch<Q> {
         self.drain(Some(me), max, own, wake)
     }
 
-    /// Puts a member to sleep until it has a completion that `what` selects. Call this after
-    /// [`poll`](Self::poll) has drained the queue. Arms the queue unless another member has done
-    /// so, and then polls the queue once more.
+    /// Puts a member to sleep until it has a completion that `what` selects. Call this function
+    /// after [`poll`](Self::poll) has drained the queue. Arms the queue unless another member has
+    /// done so, and then polls the queue once more.
     ///
     /// # Errors
     /// The queue is broken.
@@ -425,7 +425,7 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// True if the queue has failed. Its members end, and no new members join.
+    /// True if the queue has failed. The members of a failed queue end, and no new members join.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }

@@ -17,7 +17,7 @@
 //! needs a longer packet. So a connection counts as established only when a message of this length
 //! has arrived at both ends. The client sends first, as iWARP requires, and the server answers with
 //! its own message. On RoCE and InfiniBand the completion of a SEND shows that the message has
-//! arrived. On iWARP only the answer shows that.
+//! arrived. On iWARP only the answer shows that the message has arrived.
 //!
 //! | state of this end | event | next state |
 //! |---|---|---|
