@@ -18,8 +18,8 @@ pub enum Liveness {
     Asked(Duration),
 }
 
-/// How long a probe may stay unanswered unless the link states another time. It is three times as
-/// long as a side waits before it sends a probe.
+/// How long a probe may stay unanswered, unless the link states another time. The limit is three
+/// times the silence after which a side sends a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
 /// A keep-alive like HTTP/2's, to which the peer's process has to reply.
@@ -51,7 +51,7 @@ pub struct Config {
     /// 8,192.
     pub slot_size: u32,
     /// Bytes of each of the first `recv_slots` RECV slots. A connection at rest has only these
-    /// slots. They need not be posted while enough extra slots are posted
+    /// slots. The driver need not post these slots while enough extra slots are posted
     /// ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`; 0, the default, means
     /// `slot_size`.
     pub rest_slot_size: u32,
@@ -102,7 +102,7 @@ pub struct Config {
     pub write_chunk: u32,
     /// How this side learns that the peer is gone. Default: by probes, with 3.75 s for the answer.
     pub liveness: Liveness,
-    /// The program's own keep-alive; `None`, the default, never ends a connection.
+    /// The program's own keep-alive. With `None`, the default, no keep-alive ends the connection.
     pub keep_alive: Option<KeepAlive>,
     /// For servers: the application decides at the beginning of each stream whether it [names
     /// memory](crate::Connection::decide_naming) for the request. Until it has decided, nothing is
@@ -157,7 +157,7 @@ impl Config {
     /// Checks every setting against its range.
     ///
     /// # Errors
-    /// The first setting outside its range, by name.
+    /// Names the first setting that is outside its range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let rule = |ok: bool, name, value: u64, allowed| {
             if ok { Ok(()) } else { Err(ConfigError { name, value, allowed }) }

@@ -31,8 +31,8 @@
 //! [`Connection::poll_transmit`] still returns, a CLOSE frame that names the breach, and
 //! disconnects.
 //!
-//! No event returns the landing memory that the peer still holds then. The driver frees it only
-//! once the queue pair is destroyed (R9).
+//! No event returns the landing memory that the peer then still holds. The driver frees this memory
+//! only once the queue pair is destroyed (R9).
 //!
 //! ```
 //! use std::time::Instant;

@@ -6,12 +6,12 @@
 //! | the message has | required alignment | its longest aligned segment lands, modulo the modulus |
 //! |---|---|---|
 //! | aligned segments | `LINE` or more | at 0 |
-//! | aligned segments | less | at the address of its source modulo `LINE`, if that is a multiple of the alignment; otherwise at 0 |
-//! | none | any | its longest segment lands at the address of its source modulo `LINE`, if that is pinned; if it is staged, the message begins at 0 |
+//! | aligned segments | less | at the address of its source modulo `LINE`, if this address is a multiple of the alignment; otherwise at 0 |
+//! | none | any | if its longest segment is pinned, this segment lands at the address of its source modulo `LINE`; if the segment is staged, the message begins at 0 |
 //!
-//! So source and destination of the longest segment are equal modulo `LINE`, unless the receiver
-//! requires an alignment that the source does not have. On some processors a copy between addresses
-//! that differ modulo `LINE` is several times slower.
+//! So the source and destination addresses of the longest segment are equal modulo `LINE`, unless
+//! the receiver requires an alignment that the source does not have. On some processors a copy
+//! between addresses that differ modulo `LINE` is several times slower.
 //!
 //! With this table the sender computes the **begin** of the message: the address of the message's
 //! first byte, modulo the modulus. A REQUEST states the begin, and the receiver grants memory whose
@@ -35,7 +35,7 @@ impl Modulus {
         Modulus(LINE.max(align.into()))
     }
 
-    /// Returns the modulus, which is more than the begin of any message.
+    /// Returns the modulus, which is greater than the begin of any message.
     pub(super) fn get(self) -> u32 {
         self.0
     }

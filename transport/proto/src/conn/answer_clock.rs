@@ -6,19 +6,20 @@
 //! | the end of a grant whose stream is over | RESET has been sent for the stream; if the peer reset it, GRANT has been sent | DONE or ABORT |
 //!
 //! A peer answers RESET and RECALL as soon as it receives the frame: a RESET drops the output of
-//! the stream, and a RECALL takes back what has not been handed out as WRITE. An answer waits for
-//! no reader, memory or other stream, only for work that is already on the queue pair. But the
-//! peer's process may pause (R24). So as long as nobody else needs the memory, the peer may keep a
-//! grant, which stays charged to this connection. The clock runs from `Connection::recall_grants`,
-//! which says that others wait for memory, until `Connection::memory_is_unwanted`. A peer that has
-//! kept a grant for [`MAX_TICKS`] ticks loses its connection.
+//! the stream, and a RECALL takes back the bytes that have not been handed out as WRITE. An answer
+//! waits only for work that is already on the queue pair, not for a reader, memory or another
+//! stream. But the peer's process may pause (R24). So the peer may keep a grant as long as nobody
+//! else needs the memory. The grant stays charged to this connection. The clock runs from
+//! `Connection::recall_grants`, which says that others wait for memory, until
+//! `Connection::memory_is_unwanted`. A peer that has kept a grant for [`MAX_TICKS`] ticks loses its
+//! connection.
 //!
 //! Ticks count from when the frame is handed out. A queued frame may be handed out later, for
 //! example if there is no credit.
 //!
 //! A late tick counts once, because this side could not receive answers while it was stopped.
 //!
-//! | from | memory is wanted | a tick, and no grant is owed | a tick, and one is owed | memory is unwanted |
+//! | from | memory is wanted | a tick, and no grant is owed | a tick, and a grant is owed | memory is unwanted |
 //! |---|---|---|---|---|
 //! | Idle | Pending | | | Idle |
 //! | Pending | Pending | Idle | Ticking | Idle |
@@ -33,7 +34,7 @@ pub(super) const TICK: Duration = Duration::from_millis(625);
 /// Ticks after which an answer is overdue. The first tick may follow the frame immediately.
 pub(super) const MAX_TICKS: u8 = 7;
 
-/// The clock of the answers that the peer owes.
+/// The clock for the answers that the peer owes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum AnswerClock {
     #[default]
@@ -83,7 +84,7 @@ impl AnswerClock {
 /// An answer that is expected from the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PendingAnswer {
-    /// The number of the frame that the answer is for, counting all control frames
+    /// The number, among all control frames, of the frame that requires the answer
     /// ([`Control::last_frame`](super::control::Control::last_frame)).
     frame: u64,
     /// Ticks since that frame was handed out.

@@ -127,8 +127,8 @@ impl Connection {
         self.streams.len() < self.terms.peer.max_streams as usize
     }
 
-    /// Whether the peer may know of the stream, because its first frame has been handed out. True
-    /// for streams that have ended.
+    /// Whether the peer may know of the stream, because the stream's first frame has been handed
+    /// out. Also true for streams that have ended.
     pub fn is_transmitted(&self, id: StreamId) -> bool {
         self.streams.is_known(id.0) || self.streams.key(id.0).is_none()
     }
@@ -172,8 +172,8 @@ impl Connection {
     }
 
     /// Whether this side awaits a proof or an answer to a PING, so that
-    /// [`Connection::next_timeout`] may be the deadline for it. The state changes as soon as
-    /// anything is received.
+    /// [`Connection::next_timeout`] may be the deadline for the proof or answer. The state changes
+    /// as soon as anything is received.
     pub fn is_asking(&self) -> bool {
         self.timers.is_asking()
     }
@@ -185,7 +185,7 @@ impl Connection {
     }
 
     /// Whether nothing is open and only PINGs have been received for a while, so that
-    /// [`Connection::next_timeout`] is far away, or never. The state changes with the next message
+    /// [`Connection::next_timeout`] is far away, or `None`. The state changes with the next message
     /// that has other frames than PINGs, and when this side opens something: see
     /// [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {

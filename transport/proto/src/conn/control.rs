@@ -1,4 +1,4 @@
-//! Control frames, which are the frames that belong to no stream's queue.
+//! Control frames: the frames that no stream's queue holds.
 
 use std::collections::VecDeque;
 
@@ -81,7 +81,7 @@ impl Control {
         self.frames.is_empty()
     }
 
-    /// Checks that the peer lets this side send the answers that its frames require (R15).
+    /// Limits the answers to the peer's frames that may be queued (R15).
     ///
     /// # Errors
     /// [`Breach::Flood`] if too many answers are queued.

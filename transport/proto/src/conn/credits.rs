@@ -82,7 +82,7 @@ impl Credits {
         self.peer_short = true;
     }
 
-    /// Forgets that the peer has waited: the connection has become quiet.
+    /// Forgets that the peer has waited, because the connection has become quiet.
     pub(super) fn clear_short(&mut self) {
         self.peer_short = false;
     }

@@ -138,7 +138,7 @@ impl Grants {
         of_stream.map(|given| u64::from(given.len)).sum()
     }
 
-    /// Recalls a grant, unless that has been done.
+    /// Recalls a grant, unless the grant has been recalled.
     pub(super) fn recall(&mut self, id: u32, streams: &mut Streams, control: &mut Control) {
         let grant = &mut self.out[id as usize];
         if std::mem::replace(&mut grant.recalled, true) {
@@ -182,8 +182,8 @@ impl Grants {
         recalled.into_iter().for_each(|id| self.recall(id, all, control));
     }
 
-    /// Counts a tick for all grants whose end the peer owes. Returns whether there are any, and the
-    /// breach for the first grant that is overdue. See
+    /// Counts a tick for all grants whose end the peer owes. Returns whether the peer owes any end,
+    /// and the breach for the first overdue grant. See
     /// [`AnswerClock`](super::answer_clock::AnswerClock).
     pub(super) fn tick(&mut self, streams: &Streams, handed_out: u64) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
@@ -266,7 +266,7 @@ impl Grants {
         }
     }
 
-    /// Recalls a standing grant that is too short, which is why the peer had to send a REQUEST.
+    /// Recalls a standing grant that was too short, so that the peer had to send a REQUEST.
     pub(super) fn replace_short_standing(&mut self, all: &mut Streams, control: &mut Control) {
         let want = self.standing_len();
         let short = self.standing.iter().copied().find(|id| {

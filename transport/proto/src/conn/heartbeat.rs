@@ -5,8 +5,8 @@
 //! answer) and no message has arrived for [`QUIET`], this side asks for a proof that does not
 //! involve the peer's process ([`Event::Probe`](super::Event::Probe)): the device of the peer's
 //! host answers. [`Liveness`] says whether the link needs probes, and how long an answer may take.
-//! A link that detects a lost path itself ends earlier. This time limit is for a device that never
-//! detects a lost path.
+//! A link that detects a lost path itself ends earlier. The time limit for an answer serves devices
+//! that never detect a lost path.
 //!
 //! A connection with nothing open rests. At rest it sets no timer if the link itself reports that
 //! the peer's end is gone. Otherwise it asks for a proof every [`REST`].
@@ -14,7 +14,7 @@
 //! | from | event | to |
 //! |---|---|---|
 //! | Alert | a message, a proof | Alert, from now on |
-//! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert, where the link reports the end |
+//! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert if the link reports the end itself |
 //! | Alert | [`QUIET`] has passed, nothing is open | Resting |
 //! | Asking | a message, a proof | Alert |
 //! | Asking | [`QUIET`] has passed, and less than the time for an answer since the first probe | Asking; a probe |
@@ -120,7 +120,8 @@ impl Heartbeat {
         self.state == HeartbeatState::Resting
     }
 
-    /// Whether this side has opened something at rest, and the timer has not run since.
+    /// Whether this side has opened something while the connection was at rest, and the timer has
+    /// not run since.
     pub(super) fn is_roused(&self) -> bool {
         self.state == HeartbeatState::Roused
     }

@@ -6,7 +6,7 @@
 //!
 //! | from | event | to |
 //! |---|---|---|
-//! | Waits | the interval has passed, no stream is open, unless [`KeepAlive::while_idle`] | Waits, from now on |
+//! | Waits | the interval has passed, no stream is open, and [`KeepAlive::while_idle`] is not set | Waits, from now on |
 //! | Waits | the interval has passed | Asked; PING |
 //! | Asked | a message | Waits |
 //! | Asked | the time-out has passed | dead |

@@ -167,8 +167,9 @@ impl Landing {
         else {
             return None;
         };
-        // Grant nothing to a request that is already answered completely, because a server does not
-        // need the rest of it. The documentation of `grants` says why recalled grants matter.
+        // Grant nothing if the response is already complete, because a server does not need the
+        // rest of the request body. The documentation of `grants` says why a recalled grant
+        // prevents further grants.
         let answered = self.side == Side::Server && stream.send.state != SendState::Open;
         if answered || stream.recv.undecided || landing.recalled > 0 {
             return None;
@@ -178,8 +179,8 @@ impl Landing {
             window = window.max(self.whole.into());
         }
         let free = window.saturating_sub(landing.held);
-        // Wait for room for a large piece: reading frees the rest of the window, half of which is
-        // more than MIN_GRANT.
+        // Wait for room for a large piece: reading frees the rest of the window. Half of the window
+        // is more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }
@@ -191,7 +192,7 @@ impl Landing {
         })
     }
 
-    /// Grants memory for a want. Returns whether it was taken.
+    /// Grants memory for a want. Returns whether the memory was taken.
     pub(super) fn provide(
         &mut self,
         key: WantKey,

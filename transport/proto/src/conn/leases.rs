@@ -6,16 +6,16 @@
 //!
 //! | the bytes are | on | next |
 //! |---|---|---|
-//! | queued | `Connection::provide_lent` with a place | lent; LENT tells the peer in their turn |
-//! | queued | `Connection::provide_lent` without one | sent as any other bytes |
+//! | queued | `Connection::provide_lent` with a place | lent; LENT announces them to the peer in their turn |
+//! | queued | `Connection::provide_lent` without a place | sent like any other bytes |
 //! | queued | `Connection::postpone_lend` | queued again with `Connection::retry_lends` |
-//! | lent, not told | the stream is reset, or taken back | [`Event::LeaseEnded`](super::Event::LeaseEnded) |
-//! | told | RETURN | `Event::LeaseEnded` |
-//! | told | the end of the connection | the driver keeps them as long as the peer may read them |
+//! | lent, not announced | the stream is reset or withdrawn | [`Event::LeaseEnded`](super::Event::LeaseEnded) |
+//! | announced | RETURN | `Event::LeaseEnded` |
+//! | announced | the end of the connection | the driver keeps them as long as the peer may read them |
 //!
 //! The receiver bounds the number of leases, and the owner's driver bounds their bytes. Bytes that
-//! are not lent are copied, into landing memory that the windows bound. So a reader that keeps lent
-//! bytes costs its peer only the zero copy.
+//! are not lent are copied into landing memory, which the windows bound. So a reader that keeps
+//! lent bytes only makes its peer copy later bytes.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -41,7 +41,7 @@ pub(super) struct Leases {
     /// Streams with pieces that the driver has to decide about, once for each piece.
     queue: VecDeque<u32>,
     /// Streams taken out of `queue`, whose first undecided piece waits until the peer has mapped
-    /// its memory.
+    /// the piece's memory.
     postponed: Vec<u32>,
     /// The number of leases that were provided and have not ended.
     out: usize,
@@ -138,8 +138,8 @@ impl Leases {
         if lent.len == 0 {
             return bad("no bytes");
         }
-        // Limit the bytes around the lent bytes, because the bytes around them are held until they
-        // are read but count in no window.
+        // Limit the bytes around the lent bytes, because this side holds these bytes until they are
+        // read, and they count in no window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > max as usize {
             return bad("more bytes around it than a message of a connection at rest has");

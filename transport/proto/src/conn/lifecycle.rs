@@ -1,7 +1,7 @@
 //! The life of a connection: the client's first message, GOAWAY, drain, CLOSE.
 //!
 //! A draining server sends GOAWAY and still accepts the streams in flight. The client acknowledges
-//! after its last new stream, so the server knows that no more will follow. A draining client
+//! after its last new stream, so the server knows that no further stream follows. A draining client
 //! simply opens no more streams.
 
 use bytes::Bytes;

@@ -14,7 +14,7 @@ use crate::payload::LentPlace;
 impl Connection {
     /// Returns the landing memory that is wanted now. The driver answers with
     /// [`Connection::provide_landing`]; if the driver has no memory, it calls this function again
-    /// when some comes free. The same want is returned until it is answered.
+    /// when memory comes free. The same want is returned until it is answered.
     ///
     /// `awaited` tells whether a reader waits for the stream. A stream that wants more than is left
     /// of [`unread_total`](crate::Config::unread_total) is skipped until a reader waits for it
@@ -113,7 +113,7 @@ impl Connection {
         self.landing.clock.start();
     }
 
-    /// Tells the connection that nobody waits for the memory of its grants any more: see
+    /// Tells the connection that nobody else wants the memory of its grants any more: see
     /// [`recall_grants`](Connection::recall_grants).
     pub fn memory_is_unwanted(&mut self) {
         self.landing.clock = AnswerClock::Idle;
@@ -128,9 +128,9 @@ impl Connection {
         }
     }
 
-    /// Tells the connection that this side cannot write to the peer's memory with this key, for
-    /// which no GRANT has been received yet. Bodies that are granted memory there are sent by DATA,
-    /// until [`forget_unwritable`](Self::forget_unwritable).
+    /// Tells the connection that this side cannot write to the peer's memory with this key. The
+    /// driver must call this function before a GRANT with the key is received. Bodies that are
+    /// granted this memory are sent by DATA, until [`forget_unwritable`](Self::forget_unwritable).
     pub fn cannot_write(&mut self, rkey: u32) {
         self.peer_grants.set_unwritable(rkey);
     }

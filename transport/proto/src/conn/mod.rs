@@ -42,9 +42,9 @@
 //! A piece of a body that does not fit into a control slot is sent by WRITE, into memory that the
 //! receiver has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST.
 //! A receiver that is short of memory grants less than requested, and the rest when memory comes
-//! free. Every grant ends with DONE (its bytes have been written) or ABORT (they will not be). DONE
-//! and ABORT follow the last WRITE on the queue pair, so the receiver knows that the memory is no
-//! longer accessed (R4, R9).
+//! free. Every grant ends with DONE (its bytes have been written) or ABORT (its bytes will not be
+//! written). DONE and ABORT follow the last WRITE on the queue pair, so the receiver knows that the
+//! memory is no longer accessed (R4, R9).
 //!
 //! # Flow control
 //!

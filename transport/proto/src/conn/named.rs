@@ -10,9 +10,9 @@
 //!
 //! | the stream | on | next |
 //! |---|---|---|
-//! | does not want named memory | its next byte is of a field, and none of its grants is recalled | queued |
+//! | does not want named memory | its next byte belongs to a field, and none of its grants is recalled | queued |
 //! | queued | `Connection::poll_named` | naming |
-//! | naming | `Connection::provide_named` | granted: does not want any |
+//! | naming | `Connection::provide_named` | granted: does not want named memory |
 //! | naming | `Connection::refuse_named` | the message lands as any other |
 //! | naming | the end of the stream | memory provided later comes back as [`Event::Returned`](super::Event::Returned) |
 

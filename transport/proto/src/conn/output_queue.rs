@@ -121,7 +121,7 @@ impl OutputQueue {
         Some(key)
     }
 
-    /// Puts a stream back whose frame had no room in the message.
+    /// Puts back a stream whose frame had no room in the message.
     pub(super) fn put_back(&mut self, key: usize, stream: &mut Stream, is_known: bool) {
         if is_known {
             self.mark_send(key, stream);

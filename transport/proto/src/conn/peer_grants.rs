@@ -196,7 +196,7 @@ impl PeerGrants {
             output.send_data_from_now_on(key, stream);
         }
         if stream.send.sends_data {
-            // Refuse a grant that crossed a DECLINE, or that this side cannot write to.
+            // Refuse a grant that crossed a DECLINE, or whose memory this side cannot write to.
             self.refuse(id, &mut output.control);
             return Ok(());
         }
@@ -279,7 +279,7 @@ impl PeerGrants {
         // If the grant is not bound, its DONE is already queued.
         let Some((key, (place, at))) = bound else { return };
         let stream = &mut streams[key];
-        // Records the stream, so that a bound standing grant need not be searched for again.
+        // Record the stream, so that a bound standing grant need not be searched for again.
         self.open.insert(id, stream.id);
         let in_front = stream.send.out.iter().skip(place).any(|out| match out {
             OutputItem::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),

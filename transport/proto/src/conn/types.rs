@@ -117,7 +117,7 @@ pub enum Event {
     Refused {
         /// Stream that the event is about.
         stream: StreamId,
-        /// Output that was queued after its header block.
+        /// Output that was queued after the stream's header block.
         unsent: Vec<Unsent>,
     },
     /// The peer accepts no new streams.
