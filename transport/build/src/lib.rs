@@ -71,7 +71,7 @@ macro_rules! passed_through {
     ($($name:ident $([$($generic:ident: $bound:path),*])? ($($argument:ident: $of:ty),*);)*) => {
         impl Builder {
             $(
-                #[doc = concat!("As [`tonic_prost_build::Builder::", stringify!($name), "`].")]
+                #[doc = concat!("Like [`tonic_prost_build::Builder::", stringify!($name), "`].")]
                 pub fn $name$(<$($generic: $bound),*>)?(self, $($argument: $of),*) -> Self {
                     Builder { tonic: self.tonic.$name($($argument),*), ..self }
                 }
@@ -209,7 +209,7 @@ impl Builder {
         let bytes_named = self.bytes_named;
         let messages = self.tonic.clone();
         config.service_generator(self.service_generator());
-        // A builder that generates neither keeps the generator in `config`.
+        // A builder that generates neither clients nor servers keeps the generator in `config`.
         let messages = messages.build_client(false).build_server(false);
         if bytes_named { messages } else { messages.bytes(".") }
     }
