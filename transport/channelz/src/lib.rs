@@ -84,7 +84,7 @@ const MAX_DETAIL: usize = 512;
 
 /// The channels and servers that a program lists. Clones share the list.
 ///
-/// An entry keeps neither its channel nor its server. The entry disappears once the channel is
+/// An entry keeps neither a channel nor a server alive. The entry disappears once the channel is
 /// closed, or the builder is dropped and its servers have ended.
 #[derive(Clone, Debug, Default)]
 pub struct Channelz(Arc<Mutex<Owners>>);
@@ -118,8 +118,8 @@ impl Channelz {
         Self::default()
     }
 
-    /// Adds a channel under a name, for example its server's. Of a long name, the first 256 bytes
-    /// are shown. Adding a clone of a channel gives a second entry.
+    /// Adds a channel under a name, for example its server's. The list shows at most the first 256
+    /// bytes of a name. Adding a clone of a channel gives a second entry.
     pub fn add_channel(&self, name: &str, channel: &Channel) {
         self.add(name, Observer::Channel(channel.observer()));
     }
@@ -129,7 +129,8 @@ impl Channelz {
         self.add(name, Observer::Server(server.observer()));
     }
 
-    /// The service, for [`Server::add_service`]. Read [who may read it](crate#who-may-read-it).
+    /// Returns the service, for [`Server::add_service`]. Read first [who may read the
+    /// list](crate#who-may-read-it).
     pub fn service(&self) -> ChannelzServer<Channelz> {
         ChannelzServer::new(self.clone())
     }
@@ -186,7 +187,7 @@ impl pb::channelz_server::Channelz for Channelz {
             let from = owners.entries.partition_point(|entry| entry.id <= after);
             owners.entries[from..].to_vec()
         };
-        // Takes one entry more than requested, to see whether the list ends here.
+        // Take one entry more than requested, to see whether the list ends here.
         let most = limit(max_results);
         let mut found: Vec<_> = entries.iter().filter_map(owner).take(most + 1).collect();
         let end = found.len() <= most;
@@ -221,7 +222,7 @@ fn limit(asked: u32) -> usize {
     most as usize
 }
 
-/// The entry of a channel or a server. `None` if it has ended.
+/// The entry of a channel or a server. `None` if the channel or server has ended.
 fn owner(entry: &Listed) -> Option<pb::Owner> {
     let stats = entry.observer.stats()?;
     let (role, path) = match &entry.observer {
