@@ -44,7 +44,7 @@ pub type Polled = Option<Result<Frame<Bytes>, Status>>;
 /// Polls one body, and combines its frames with the segments that the encoder stored.
 #[derive(Debug)]
 pub struct BodyEncoder {
-    /// None if messages of this body must not be split.
+    /// `None` if messages of this body must not be split.
     sink: Option<Sink>,
     call: Option<Call>,
     used: Used,
@@ -214,11 +214,11 @@ fn together(apart: &mut Apart, taken: &SplitMessage, small: Bytes) -> BodyChunk 
 pub struct Fifo<T> {
     /// `None` if the queue is empty.
     first: Option<T>,
-    /// The elements behind the first. The memory is allocated when the queue first holds a second
-    /// element, and is then kept.
+    /// The elements behind the first element. Their memory is allocated when the queue first holds
+    /// a second element, and is then kept.
     #[expect(
         clippy::box_collection,
-        reason = "queues are moved about with what they are in, and most have no second"
+        reason = "queues are moved with their owners, and most have no second element"
     )]
     rest: Option<Box<VecDeque<T>>>,
 }

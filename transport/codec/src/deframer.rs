@@ -83,7 +83,8 @@ pub(super) enum At {
     Gather { left: usize, fill: usize },
     /// The body is passed on unparsed.
     Through,
-    /// Like `Through`, but the reader does not parse the body either, and gets it where it landed.
+    /// Like `Through`, but the reader does not parse the body either, and gets the bytes where they
+    /// landed.
     InPlace,
 }
 
@@ -262,7 +263,7 @@ impl Deframer {
         self.filling == 0 && self.part.len() == 0 && !is_due
     }
 
-    /// Returns the counts since the function was last called.
+    /// Returns the bytes copied since the function was last called.
     pub fn take_delivered(&mut self) -> Delivered {
         let named = self.take_named();
         Delivered { named, ..std::mem::take(&mut self.delivered) }

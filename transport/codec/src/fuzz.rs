@@ -220,8 +220,8 @@ impl HttpBody for Received {
     }
 }
 
-/// A piece that is lent except for its ends, which are copies of at most as many bytes as fit into
-/// a message.
+/// Returns a piece whose bytes are lent, except for copies of its first and last bytes. The copies
+/// are short enough for one control message.
 fn lent(piece: &Bytes) -> Part {
     let head = piece.len().min(HEADER + piece.len() % 40);
     let tail = (piece.len() - head).min(piece.len() % 30);

@@ -2,7 +2,8 @@
 //! fields. tonic-rdma exports it as `tonic_rdma::codec`, whose documentation describes it.
 //!
 //! Depend on tonic-rdma instead. The codec is a separate crate, because the replacement for
-//! tonic-prost uses it and tonic-rdma depends on tonic-prost.
+//! tonic-prost uses it. That replacement cannot depend on tonic-rdma, because tonic-rdma depends on
+//! tonic-prost.
 //!
 //! | file | what |
 //! |---|---|

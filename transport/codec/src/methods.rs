@@ -36,7 +36,7 @@ pub enum Used {
 /// |---|---|---|
 /// | `Open` | the service makes a decoder of this crate | `Holds`: [`Used::Ours`] |
 /// | `Holds` | a request is dropped with a message that no such decoder has taken | `Over`: [`Used::Unknown`] |
-/// | any | a message is encoded | `Over`: its codec |
+/// | any | a message is encoded | `Over`: the codec of the message |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ByDecoder {
     Open,
@@ -228,7 +228,8 @@ impl Call {
 }
 
 thread_local! {
-    /// The method whose service is first polled, until it makes a decoder or an encoder.
+    /// The method whose service is being polled for the first time, until the service makes a
+    /// decoder or an encoder.
     static SERVED: RefCell<Option<Arc<Method>>> = const { RefCell::new(None) };
 }
 
@@ -266,7 +267,8 @@ pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     polled
 }
 
-/// Ends the search. The encoder belongs to a client, or to a service that has read its request.
+/// Ends the search for the service's codec. The encoder belongs to a client, or to a service that
+/// has read its request.
 pub(crate) fn encoder_is_made() {
     SERVED.take();
 }

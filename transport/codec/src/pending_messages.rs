@@ -14,7 +14,7 @@ use crate::placeholder::{HEADER, Key};
 /// Number of shards, a power of two.
 const SHARDS: usize = 16;
 
-/// A received message. The variant says how the bytes came.
+/// A received message. The variant says how the bytes arrived.
 #[derive(Debug)]
 pub(super) enum ArrivedMessage {
     /// The message lies in one piece.
@@ -52,7 +52,7 @@ pub(super) struct Kept {
     pub(super) method: Option<Arc<Method>>,
 }
 
-/// A hasher that returns the key unchanged: keys are random already.
+/// A hasher that returns the key unchanged, because keys are random.
 #[derive(Default)]
 struct AsItIs(u64);
 

@@ -1,4 +1,4 @@
-//! Where the encoder stores segments.
+//! The sink in which the encoder stores segments.
 //!
 //! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that
 //! body, and sets a sink for the duration of the poll. Segments that this crate's encoder stores in
@@ -204,8 +204,8 @@ pub(super) fn encode<T: Message>(
     last: Batching,
 ) -> Result<Batching, Status> {
     let next = split_or_whole(item, dst, last)?;
-    // The check follows the reading of the message, because reading may have revealed that a file
-    // is shorter now.
+    // Check after the message has been read, because reading may have revealed that a file is
+    // shorter now.
     #[cfg(target_os = "linux")]
     if mapped_file::is_any_truncated() {
         check_truncated(item)?;
@@ -311,7 +311,8 @@ impl Sink {
         };
         let key = Key::fresh();
         let bare = placeholder::LEN + HEADER + small.len();
-        // A segment is longer than the bytes that replace it, so this does not exceed the message.
+        // A segment is longer than the bytes that replace it, so the placeholder is not longer than
+        // the message.
         debug_assert!(bare <= len);
         let fill = match last {
             _ if len > self.proven => len,

@@ -18,8 +18,8 @@ pub(crate) struct NamedMessage {
 }
 
 impl NamedMessage {
-    /// Decodes the message. If possible, its longest `bytes` field is a view of the buffer: either
-    /// the field landed there, or it is copied there now.
+    /// Decodes the message. If possible, its longest `bytes` field is a view of the buffer: the
+    /// field either landed in the buffer, or is copied to the buffer now.
     ///
     /// The position that the peer stated for the field is not trusted. So the message is decoded
     /// twice. The first pass finds the field.
@@ -37,7 +37,7 @@ impl NamedMessage {
             return decode(parts);
         }
         for part in &mut parts {
-            // The buffer holds bytes of the message that are not in the field.
+            // Move bytes of the message that are not in the field out of the buffer.
             if claimed.lease.range_of(part).is_some() {
                 *part = part.to_private().into();
             }
@@ -155,7 +155,7 @@ pub(crate) struct Gather {
 pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
-    /// Whether nothing else of the body can land in the buffer, so that the stream may release the
+    /// Whether the rest of the body cannot land in the buffer, so that the stream may release the
     /// buffer.
     pub(crate) lets_go: bool,
 }

@@ -31,7 +31,7 @@ impl Deframer {
         self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }
 
-    /// Returns true once, when nothing else of the body can land in the buffer.
+    /// Returns true once, when the rest of the body can no longer land in the buffer.
     pub fn lets_go(&mut self) -> bool {
         std::mem::take(&mut self.gathered.lets_go)
     }
