@@ -1,5 +1,5 @@
-//! The errors of connecting, serving and calling. They have tonic's type, and contain causes of
-//! this crate.
+//! The errors of connecting, serving and calling. These errors have tonic's type, and contain this
+//! crate's causes.
 
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
@@ -18,8 +18,8 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The server's TCP address cannot be bound on this host: another process uses it, the host
-    /// does not have it, or the process lacks the permission.
+    /// The server's TCP address cannot be bound on this host: another process uses the address, the
+    /// host does not have the address, or the process lacks the permission.
     #[error("this host cannot listen on {addr}")]
     Bind {
         /// The address that the caller gave.

@@ -1,5 +1,6 @@
 //! The time limit of a call until its response headers: the shorter of the `grpc-timeout` header
-//! and the configured limit. The error is that of tonic's transport.
+//! and the configured limit. A call that exceeds the limit fails with the error of tonic's
+//! transport.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -109,7 +109,7 @@
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `diagnose` | `diagnose()`: why calls do not use RDMA, for programs like the doctor |
 //! | `io-uring` | `disk`: moves files to and from pool memory through io_uring (Linux) |
-//! | `measure` | measures SENDs and WRITEs without calls in a diagnosis of a peer, and serves them |
+//! | `measure` | measures SENDs and WRITEs without calls in a diagnosis of a peer, and serves such measurements |
 //! | `metrics` | `metrics`: counters, gauges and histograms for a recorder of the metrics crate |
 //! | `serde` | serialization of a diagnosis; includes `diagnose` |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, like tonic's features of these names |

@@ -1,9 +1,9 @@
 //! Chooses the cryptography of TLS. rustls has several providers. rustls panics if a program's
 //! features choose no provider or two, and the program has not installed a provider.
 //!
-//! | features | a client's configuration | a server's |
+//! | features | a client's configuration | a server's configuration |
 //! |---|---|---|
-//! | one of `tls-ring` and `tls-aws-lc` | tonic takes that one | that one, set here |
+//! | one of `tls-ring` and `tls-aws-lc` | tonic takes this provider | this provider, set here |
 //! | both | tonic takes ring | ring, set here |
 //! | neither | another crate's choice, or else an error from here | the same |
 //!

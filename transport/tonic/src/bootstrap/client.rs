@@ -204,8 +204,8 @@ fn describe(status: &Status) -> String {
     format!("{:?}: {}", status.code(), PeerText(status.message(), MAX_DETAIL_TEXT))
 }
 
-/// Prefixes, in lower case, of the texts with which gRPC servers report an unknown service. tonic's
-/// text is empty, and others name the service.
+/// Prefixes, in lower case, of the texts with which gRPC servers report an unknown service. tonic
+/// sends an empty text, and other servers name the service.
 const UNKNOWN_SERVICE: [&str; 6] = [
     "method not found",
     "method is unimplemented",

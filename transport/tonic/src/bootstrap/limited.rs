@@ -39,7 +39,7 @@ pub(crate) struct LimitedOffers {
     offer: BootstrapServer<OfferService>,
     /// Serves other calls. A Probe may be longer than an Offer, because measurements use it.
     other: BootstrapServer<OfferService>,
-    /// Counts Offers whose connection a layer has removed.
+    /// Counts Offers from whose extensions a layer has removed the connection.
     unknown: Asker,
 }
 

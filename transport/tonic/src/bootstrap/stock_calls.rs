@@ -4,8 +4,8 @@
 //! | a TCP connection from a host to which an Offer gave a ticket | counts |
 //! |---|---|
 //! | has carried an Offer | no |
-//! | has carried none; its calls name another client than tonic | no |
-//! | has carried none, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
+//! | has carried no Offer; its calls name another client than tonic | no |
+//! | has carried no Offer, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
 //!
 //! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
 //! (`channel::backoff`), so its connections are not counted. A channel that may not use the fast

@@ -3,7 +3,7 @@
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | withdrawn if the table is full and its TCP connection holds the most | used | expired |
+//! | live | withdrawn if the table is full and its TCP connection holds the most tickets | used | expired |
 //! | used | | refused: used | forgotten after [`SPENT`] later tickets are spent |
 //! | withdrawn | | refused: withdrawn | forgotten after [`SPENT`] later tickets are spent |
 //! | expired | | refused: expired | forgotten after [`SPENT`] later tickets are spent |
@@ -187,8 +187,8 @@ impl TicketTable {
     }
 
     /// Withdraws the oldest ticket of the connection that holds the most tickets. If several
-    /// connections hold the most, the order of choice is: connections of the network that holds the
-    /// most tickets, then the connection that asks.
+    /// connections hold this number, a connection of the network that holds the most tickets is
+    /// chosen first, then the connection that asks.
     fn withdraw(&mut self, asking: Holder) {
         let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
         let mut networks: HashMap<Option<Network>, usize> = HashMap::new();

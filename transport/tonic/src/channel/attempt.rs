@@ -55,7 +55,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Makes one attempt, which takes at most `limit`. If the obstacle is temporary, the attempt
     /// tries again until `patience`, because `connect` waits until `patience` in any case. If a
-    /// repeated try has not ended by `patience`, the result is the reason of the try before it.
+    /// repeated try has not ended by `patience`, the result is the previous try's reason.
     ///
     /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
     pub(crate) async fn attempt(&self, limit: Duration, patience: Instant) -> Result<Fast, Reason> {
@@ -105,7 +105,7 @@ impl Plan {
             }
         }
         // A ticket is valid for one connection. If one fabric has refused the ticket, the next
-        // fabric needs another one.
+        // fabric needs another ticket.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -358,7 +358,7 @@ impl Drop for Attempted {
     }
 }
 
-/// Replaces the reason of a path, unless the old one is more specific.
+/// Replaces the reason of a path, unless the old reason is more specific.
 fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
     let says = |reason: &Reason| match (reason.side(), reason.code()) {
         (Side::Local, _) => 0,

@@ -9,9 +9,9 @@
 //! | the loss of a fast path that may drop long packets, while calls take TCP | 250 ms | 2 min |
 //!
 //! Pauses double. An established fast path resets the first three rows, so a server that fails
-//! often but returns each time does not get the long pauses of an absent one. The last two rows are
-//! reset in two cases: the server cannot be reached, which means that the server has ended, or the
-//! fast path has held for [`STABLE`]. If every established fast path reset the last two rows, a
+//! often but returns each time does not get the long pauses of an absent server. The last two rows
+//! are reset in two cases: the server cannot be reached, which means that the server has ended, or
+//! the fast path has held for [`STABLE`]. If every established fast path reset the last two rows, a
 //! path that connects but loses long packets would fail one call after each short pause.
 
 use std::time::Duration;

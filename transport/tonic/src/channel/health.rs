@@ -9,7 +9,7 @@
 //! | in use | a call fails because there is no connection | resting, for a pause that doubles |
 //! | resting | the pause is over | in use |
 //! | resting | every endpoint rests | ready for now: calls fail at once, as in tonic |
-//! | in use | a call is answered | in use; the next pause is the first one again |
+//! | in use | a call is answered | in use; the next pause is the first pause again |
 
 use std::future::Future;
 use std::pin::Pin;
@@ -95,7 +95,7 @@ impl Health {
     }
 }
 
-/// An endpoint that rests after it failed to connect.
+/// An endpoint of a balanced channel, which rests after it failed to connect.
 pub(super) struct Watched {
     channel: Channel,
     health: Arc<Health>,

@@ -3,11 +3,10 @@
 // | file | what |
 // |---|---|
 // | `select` | selects the path of each call, below limits on time, concurrency and rate |
-// | `shared` | state that calls and manager share, with its transition table |
+// | `shared` | state that calls and manager share, with its transition table; an established fast path |
 // | `manager` | the task that keeps the channel on its fast path |
 // | `attempt` | one attempt at the fast path |
-// | `fast` | an established fast path |
-// | `rails` | the connections of one channel, each over devices of its own |
+// | `rails` | the connections of one channel, each over separate devices |
 // | `backoff` | pauses between attempts |
 // | `balanced` | the queue in front of a balancer over many endpoints |
 // | `balance` | constructors of channels over many endpoints |
@@ -70,7 +69,7 @@ use crate::telemetry::stats::{Counters, TransportStats};
 /// Why a channel that was made before fork(2) fails all calls in the child.
 const INHERITED: Forked = Forked("the channel");
 
-/// A connection to a server: over the fast path if that is up, otherwise over TCP.
+/// A connection to a server, over the fast path while that path is up, and otherwise over TCP.
 ///
 /// A channel is a [`tower::Service`] for the stubs that tonic generates:
 /// `GreeterClient::new(channel)`. A stub's own `connect` makes tonic's channel, which is TCP only.

@@ -68,7 +68,7 @@ pub(crate) struct ChannelState {
     pub(crate) counters: Arc<Counters>,
     /// Whether calls must take the fast path, and otherwise fail.
     pub(crate) required: bool,
-    /// How long `connect`, or a call that requires the fast path, waits for it.
+    /// How long `connect`, or a call that requires the fast path, waits for the fast path.
     pub(crate) fast_path_timeout: Duration,
     /// An environment variable with a bad value, if any. With a bad value, every call fails.
     pub(crate) bad_env: Option<EnvError>,
@@ -165,7 +165,8 @@ impl ChannelState {
         (!matches!(&*self.state.borrow(), FastPathState::Up(_))).then(Self::handed_over)
     }
 
-    /// Records a call. If calls require the fast path, the channel begins to make it at once.
+    /// Records a call. If calls require the fast path, the channel begins to set up the fast path
+    /// at once.
     pub(crate) fn called(&self) {
         if self.required { self.start.begin() } else { self.start.call() }
     }

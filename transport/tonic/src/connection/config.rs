@@ -94,8 +94,8 @@ impl Shape {
 }
 
 impl ConnectionConfig {
-    /// Picks the largest shape of which the pool's control memory holds four busy connections. If
-    /// no shape fits four times, picks the smallest shape.
+    /// Picks the largest shape with which the pool's control memory has room for four busy
+    /// connections. If no shape fits four times, picks the smallest shape.
     ///
     /// `grows` says that slots are added and removed with the load. Otherwise, as on shared memory,
     /// all RECVs are posted from the start, outside the control memory. One SEND slot is then

@@ -30,7 +30,7 @@ const QUIET: Duration = Duration::from_secs(30);
 /// path until the context is dropped.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
-    /// The host as of the last change.
+    /// The state of the host after the last change.
     changes: watch::Sender<Arc<HostSnapshot>>,
     in_use: AddressesInUse,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -70,7 +70,7 @@ impl DeviceMonitor {
         Changes(Some((self.changes.subscribe(), self.in_use.clone())))
     }
 
-    /// The host as of the last change.
+    /// The state of the host after the last change.
     pub(super) fn seen(&self) -> Arc<HostSnapshot> {
         self.changes.borrow().clone()
     }

@@ -2,8 +2,8 @@
 //!
 //! | pool | RLIMIT_MEMLOCK | default |
 //! |---|---|---|
-//! | of an RDMA device | limits this process | [`DEFAULT_POOL`], or what the limit allows |
-//! | of an RDMA device | does not | a sixteenth of memory, within [`PINNED`] |
+//! | of an RDMA device | limits this process | [`DEFAULT_POOL`], or the part that the limit allows |
+//! | of an RDMA device | does not limit this process | a sixteenth of memory, within [`PINNED`] |
 //! | for shared memory | pins nothing | an eighth of memory, within [`SHARED`] |
 //!
 //! No default is more than a quarter of memory, because all memory that peers may write to has to

@@ -41,8 +41,8 @@ impl RailHealth {
     }
 
     /// Records a failed rail. Either no connection could be made over this rail while another rail
-    /// worked, or the rail's connection was lost soon. If all rails fail, the server is the cause,
-    /// and the caller records none of them.
+    /// worked, or the rail's connection was soon lost. If all rails fail, the server is the cause,
+    /// and the caller records no rail.
     pub(crate) fn has_failed(&self, rail: RailKey) {
         let (mut failed, now) = (self.failed(), Instant::now());
         let pause = match failed.get(&rail) {

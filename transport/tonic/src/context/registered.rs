@@ -12,7 +12,8 @@ use tonic_rdma_memory::{
     LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
 };
 
-/// The error of memory that [`Context::register`](crate::Context::register) could not register.
+/// The error of [`Context::register`](crate::Context::register), if the memory cannot be
+/// registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{device}: {source}")]
 pub struct RegisterRegionError {

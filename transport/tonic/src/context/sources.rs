@@ -20,8 +20,8 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Returns the addresses of RDMA devices, and their routes to the `peers` that are in the
-    /// network of none of these addresses. Blocks.
+    /// Returns the addresses of RDMA devices, and their routes to the `peers` outside the networks
+    /// of these addresses. Blocks.
     pub(super) fn of(only: Option<&str>, mut peers: Vec<IpAddr>) -> Result<Self, FabricError> {
         let mut addresses = Fabric::local_addresses(only)?;
         // Leave out interfaces that are not running, because they send no packets.
@@ -67,8 +67,8 @@ pub(crate) struct FarNode {
     pub(crate) allowed: String,
 }
 
-/// The node of a device, if this process may run on none of its processors. `read` returns the text
-/// of a file.
+/// The node of a device, if this process may run on none of the node's processors. `read` returns
+/// the text of a file.
 pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> Option<FarNode> {
     // The value is -1 if the machine has only one node.
     let node = read(&format!("/sys/class/infiniband/{device}/device/numa_node"))?;

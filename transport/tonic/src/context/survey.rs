@@ -35,7 +35,7 @@ struct SurveyState {
     watch: Option<Option<HostWatch>>,
     /// The device monitor's last snapshot of the host.
     host: Option<Arc<HostSnapshot>>,
-    /// The number of changes so far, and when the last one was noticed.
+    /// The number of changes so far, and when the last change was noticed.
     changes: u64,
     changed: Option<Instant>,
     /// The result of the last survey: the devices, whether they had settled, and the number of
@@ -138,8 +138,8 @@ impl FirstDevice {
         &self.survey
     }
 
-    /// Opens the first usable device, or the device of this name, and returns whether it is the
-    /// only one. `host` is the device monitor's last snapshot.
+    /// Opens the first usable device, or the device of this name, and returns whether the host has
+    /// no other device. `host` is the device monitor's last snapshot.
     pub(super) async fn open(
         &self,
         only: Option<String>,

@@ -46,7 +46,8 @@ const PACKAGES: [(&[&str], &str, &str); 4] = [
     (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
 ];
 
-/// Installs rdma-core. Returns the command for this distribution, or all commands if it is unknown.
+/// Installs rdma-core. Returns the command for this distribution, or all commands if the
+/// distribution is unknown.
 pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     let all = || {
         PACKAGES
@@ -86,7 +87,7 @@ pub(super) fn memlock(
     memlock: Option<&MemlockReport>,
     parent: Option<u32>,
 ) -> Vec<Cure> {
-    // Rounds up, and asks for no less than the transport needs.
+    // Round up, and ask for no less than the transport needs.
     let wanted =
         memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
     let raised = Raised {
@@ -108,7 +109,7 @@ pub(super) fn descriptors(
     let value = limit.wanted.next_multiple_of(1024);
     let raised =
         Raised { name: "nofile", directive: "LimitNOFILE", value, per_user: value, container: "" };
-    // Within the hard limit, every user may raise it.
+    // Within the hard limit, every user may raise the soft limit.
     let own = limit.hard.is_none_or(|hard| value <= hard).then(|| {
         user("at once, in the shell that starts the server", format!("ulimit -n {value}"))
     });

@@ -41,7 +41,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
     for device in &diagnosis.devices {
         let Some(reason) = &device.reason else { continue };
-        // A device's problem keeps calls on TCP if the transport gives it as the reason.
+        // A device's problem keeps calls on TCP if the transport names the problem as the reason.
         let blocks = blocked == Some(reason.code()) && allowed(&device.name);
         found.push(this.device(device, reason, blocks));
     }

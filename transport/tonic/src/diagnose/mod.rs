@@ -52,9 +52,10 @@ pub use report::{
 /// SENDs and WRITEs without calls.
 ///
 /// A diagnosis works without rdma-core, without the feature `verbs` and on any operating system.
-/// Information that is not available is left empty. It releases everything that it creates, with
-/// two exceptions that channels and servers share: the pools of the [context](Diagnose::context),
-/// and the soft limit of RLIMIT_MEMLOCK, which the pools raise to the hard limit.
+/// Information that is not available is left empty. The diagnosis releases everything that it
+/// creates, with two exceptions that channels and servers share: the pools of the
+/// [context](Diagnose::context), and the soft limit of RLIMIT_MEMLOCK, which the pools raise to the
+/// hard limit.
 ///
 /// # Errors
 ///

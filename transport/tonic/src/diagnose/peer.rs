@@ -120,7 +120,7 @@ async fn walk(
     let mut ticket = Some(offered.ticket.0);
     let device = request.env.device.as_deref();
     let rails = rails::find(&request.context, device, &offered.places, 0).await;
-    // Tries one rail to each place, and not the rails that a channel tries after it.
+    // Try one rail to each place. A channel also tries further rails.
     let mut tried = Vec::new();
     for rail in rails {
         if tried.contains(&rail.addr) || tried.len() == PLACES {

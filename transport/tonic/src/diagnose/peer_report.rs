@@ -43,7 +43,7 @@ pub struct Peer {
     /// Why there is no measurement. `None` if there is a measurement.
     pub not_measured: Option<String>,
     /// How calls over the fast path failed during the measurement. A program's calls would fail in
-    /// the same way. `None` if they succeeded.
+    /// the same way. `None` if the calls succeeded.
     pub fast_failed: Option<String>,
 }
 
@@ -62,7 +62,8 @@ pub struct Bare {
     pub latency_median_us: f64,
     /// The 99th percentile of the SENDs' round trips in microseconds.
     pub latency_p99_us: f64,
-    /// Bandwidth in MiB/s that the device's fastest active port claims. `None` if it claims none.
+    /// Bandwidth in MiB/s that the device's fastest active port claims. `None` if the port claims
+    /// no bandwidth.
     pub claimed_mib_s: Option<f64>,
 }
 
@@ -106,7 +107,7 @@ pub struct Rates {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Offered {
-    /// The path that leads to it.
+    /// The path that leads to the address.
     pub path: Path,
     /// The address as text.
     pub place: String,
@@ -151,7 +152,8 @@ pub struct Step {
     pub name: String,
     /// Duration in microseconds.
     pub micros: u64,
-    /// Why the step failed, with the code that the transport would give. `None` if it succeeded.
+    /// Why the step failed, with the code that the transport would give. `None` if the step
+    /// succeeded.
     pub reason: Option<Reason>,
     /// The result, if there is more to report than success.
     pub detail: String,

@@ -1,5 +1,6 @@
-//! The result of a diagnosis. With the feature `serde` all of it can be serialized. The names of
-//! fields and the words for kinds and states are stable, and new ones may be added.
+//! The result of a diagnosis. With the feature `serde`, the whole result can be serialized. The
+//! names of fields and the words for kinds and states are stable. Later versions may add further
+//! names and words.
 
 use std::net::IpAddr;
 
@@ -12,10 +13,10 @@ use crate::path::reason::{Reason, ReasonCode};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer), this says whether a client
-    /// and a server on this host could both use it. With a peer, it says whether calls to it take a
-    /// fast path and succeed. That path is shared memory if the peer runs on this host, and
-    /// otherwise RDMA.
+    /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer), the value says whether a
+    /// client and a server on this host could both use RDMA. With a peer, the value says whether
+    /// calls to the peer take a fast path and succeed. That path is shared memory if the peer runs
+    /// on this host, and otherwise RDMA.
     pub rdma: bool,
     /// The transport's reason if calls would not use RDMA, otherwise `None`.
     pub reason: Option<Reason>,
@@ -36,11 +37,11 @@ pub struct Diagnosis {
     pub files: Vec<DeviceFile>,
     /// All RDMA devices of the kernel, including those that rdma-core does not list.
     pub devices: Vec<Device>,
-    /// How much memory this process may pin. `None` if it cannot be read.
+    /// How much memory this process may pin. `None` if the limit cannot be read.
     pub memlock: Option<MemlockReport>,
     /// The kernel's settings for huge pages.
     pub huge_pages: HugePagesReport,
-    /// How many descriptors this process may have. `None` if it cannot be read.
+    /// How many descriptors this process may have. `None` if the limit cannot be read.
     pub descriptors: Option<DescriptorsReport>,
     /// The server that was queried, if any.
     pub peer: Option<Peer>,
@@ -53,7 +54,7 @@ pub struct Diagnosis {
 pub struct Hint {
     /// The kind of condition, as a stable name.
     pub name: &'static str,
-    /// The device concerned, if there is one.
+    /// The device concerned, if the condition concerns only one device.
     pub device: Option<String>,
     /// A description of the condition, with details.
     pub what: String,
@@ -176,7 +177,7 @@ pub struct Library {
 pub struct Module {
     /// The name that `lsmod` shows.
     pub name: String,
-    /// Whether it is present.
+    /// Whether the part is present.
     pub state: ModuleState,
     /// Why RDMA needs this part.
     pub purpose: &'static str,
@@ -221,19 +222,19 @@ pub struct Device {
     pub name: String,
     /// `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
     pub transport: String,
-    /// The kernel driver of its PCI device. `None` for software devices.
+    /// The kernel driver of the PCI device. `None` for software devices.
     pub driver: Option<String>,
-    /// Version of its firmware.
+    /// The version of the firmware.
     pub firmware: Option<String>,
-    /// Its node GUID.
+    /// The device's node GUID.
     pub guid: Option<String>,
-    /// Its network interfaces.
+    /// The device's network interfaces.
     pub interfaces: Vec<String>,
     /// The smallest MTU of these interfaces in bytes.
     pub interface_mtu: Option<u32>,
-    /// Its PCI Express link. `None` for software devices.
+    /// The device's PCI Express link. `None` for software devices.
     pub pcie: Option<PcieLink>,
-    /// This host's IP addresses that belong to it.
+    /// This host's IP addresses that belong to the device.
     pub addresses: Vec<IpAddr>,
     /// The device's ports, by number.
     pub ports: Vec<Port>,
@@ -281,11 +282,12 @@ pub struct Port {
     /// The kernel's text for the rate, for example `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
     /// The type of service that the host sets for RoCE connections whose program sets none. `None`
-    /// if the host sets none either.
+    /// if the host sets no type either.
     pub traffic_class: Option<u32>,
-    /// Its local identifier on InfiniBand. 0 until the subnet manager has assigned one.
+    /// The port's local identifier on InfiniBand. 0 until the subnet manager has assigned an
+    /// identifier.
     pub lid: Option<u32>,
-    /// Its GIDs, without unused entries.
+    /// The port's GIDs, without unused entries.
     pub gids: Vec<Gid>,
 }
 
@@ -305,13 +307,13 @@ impl Port {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Gid {
-    /// Its index in the table.
+    /// The index of the entry in the table.
     pub index: u32,
     /// The GID in the form of an IPv6 address.
     pub gid: std::net::Ipv6Addr,
     /// `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not use GIDs.
     pub kind: Option<String>,
-    /// The network interface it belongs to.
+    /// The network interface that the GID belongs to.
     pub interface: Option<String>,
 }
 

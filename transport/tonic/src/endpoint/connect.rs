@@ -38,11 +38,11 @@ impl Endpoint {
         self.connect_over(self.connector()).await
     }
 
-    /// Create a channel that connects at its first call, which goes over TCP. The channel makes its
-    /// fast path at the second call, or 20 ms after the first, and uses the fast path once it is
-    /// up. So a program that connects for each call does not pay for a fast path. With
-    /// [`require_fast_path`](Endpoint::require_fast_path), the channel makes the path at the first
-    /// call.
+    /// Create a channel that connects at its first call, which goes over TCP. The channel sets up
+    /// its fast path at the second call, or 20 ms after the first call, and then uses the fast
+    /// path. So a program that connects for each call does not pay for a fast path. With
+    /// [`require_fast_path`](Endpoint::require_fast_path), the channel sets up the path at the
+    /// first call.
     ///
     /// A bad environment variable makes every call fail with UNAVAILABLE and a message that names
     /// the variable.
@@ -57,8 +57,8 @@ impl Endpoint {
     /// Connect with a custom connector for the TCP side, such as a Unix socket or a proxy.
     ///
     /// The Offer travels over the connector like any call, so the channel uses the fast path if the
-    /// server offers one that the channel can reach. Add `.policy(Policy::Off)` to keep calls on
-    /// the connector.
+    /// server offers a fast path that the channel can reach. Add `.policy(Policy::Off)` to keep
+    /// calls on the connector.
     ///
     /// A server accepts an Offer only if the Offer states the client's address of the TCP
     /// connection ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if

@@ -322,10 +322,10 @@ impl Endpoint {
     /// the range from 1 ms to 17 s.
     ///
     /// Together with [`ack_retries`](Self::ack_retries), this time decides how long the network may
-    /// fail before the connection is lost: this time, multiplied by one more than the number of
-    /// retries, or 1.9 s by default. Some networks need longer to replace a broken route, for
-    /// example with a bond, a switch that restarts, or a subnet manager that computes routes. For
-    /// such a network, set a longer time. Each side has its own setting
+    /// fail before the connection is lost. The limit is this time multiplied by one more than the
+    /// number of retries: 1.9 s by default. Some networks need longer to replace a broken route,
+    /// for example with a bond, a switch that restarts, or a subnet manager that computes routes.
+    /// For such a network, set a longer time. Each side has its own setting
     /// ([`Server::ack_timeout`](crate::Server::ack_timeout)).
     ///
     /// The setting applies only to InfiniBand and RoCE. On iWARP, TCP decides when to send again,
@@ -381,15 +381,16 @@ impl Endpoint {
     }
 
     /// Copy received data out of the memory that the server can write to before the application
-    /// sees it. Off by default.
+    /// sees the data. Off by default.
     ///
     /// A server that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. The server can thus change `Bytes` fields that
-    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages while the application
-    /// checks or uses them, but no other memory. For a server that is not trusted, this option
-    /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
-    /// and counted in [`Copied::delivery`](crate::Copied::delivery). The server lends nothing to a
-    /// client with this option. Over TCP, the server cannot write to the client's memory.
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from the server's messages while the
+    /// application checks or uses these fields. The server can change no other memory. For a server
+    /// that is not trusted, this option gives up zero-copy on receipt: each message is copied once,
+    /// from landing memory to the heap, and counted in
+    /// [`Copied::delivery`](crate::Copied::delivery). The server lends nothing to a client with
+    /// this option. Over TCP, the server cannot write to the client's memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self

@@ -46,7 +46,7 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// | path | how |
 /// |---|---|
 /// | RDMA | the server's WRITE goes to the buffer, so no CPU copies |
-/// | shared memory | the server cannot map the buffer, so its WRITE, a copy, goes to landing memory, and the field is copied from there. A [`LandableBuf`](crate::LandableBuf) that [stays registered](Self::keep_registered) can be mapped, and the WRITE then goes there |
+/// | shared memory | the server cannot map the buffer, so its WRITE, a copy, goes to landing memory, and the field is copied to the buffer. A [`LandableBuf`](crate::LandableBuf) that [stays registered](Self::keep_registered) can be mapped, and the WRITE then goes to the buffer |
 /// | TCP | the message is assembled as it arrives, and the field is copied |
 ///
 /// [`Outcome`] says how the field got into the buffer, and [`Copied::named`](crate::Copied::named)
@@ -60,7 +60,7 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// has ended, unless the buffer is to [stay registered](Self::keep_registered). Until `finish` has
 /// returned the buffer, a server that breaks the protocol can change data that it has sent, so
 /// check the bytes in the returned buffer, not in the reply. The server cannot reach any other
-/// memory of the process. The memory counts as pinned, like that of
+/// memory of the process. The buffer counts as pinned memory, like memory of
 /// [`Context::register`](crate::Context::register), and within the same limits.
 ///
 /// Registering costs a system call, and time for each page. Registering is worth its cost for large
@@ -151,7 +151,7 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// Keeps the whole buffer registered over RDMA, from the first reply that lands in it until
     /// [`finish`](Self::finish). Several calls can then use the buffer one after the other, and
     /// only the first call registers it. [`outcome`](Self::outcome) waits until the next call may
-    /// use it.
+    /// use the buffer.
     ///
     /// **Only for servers that are trusted not to break the protocol.** A server that has had the
     /// key can write to the buffer, and to no other memory, until `finish` or until its connection
@@ -161,12 +161,12 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// Over shared memory, the option applies only to a [`LandableBuf`](crate::LandableBuf). Peers
     /// then map the buffer if their program has turned mapping on
     /// ([`ContextBuilder::map_peer_buffers`](crate::ContextBuilder::map_peer_buffers)). A mapping
-    /// cannot be withdrawn: a process that has mapped the buffer can write to it for as long as it
-    /// runs, even after `finish` has returned it.
+    /// cannot be withdrawn: a process that has mapped the buffer can write to the buffer for as
+    /// long as the process runs, even after `finish` has returned the buffer.
     ///
     /// A buffer is registered with one device at a time. A connection over another device registers
     /// the buffer again. A device that is removed stays in use until the buffer is registered with
-    /// another one, or until `finish`.
+    /// another device, or until `finish`.
     #[must_use]
     pub fn keep_registered(self) -> Self {
         self.target.buffer.keep_registered();
@@ -186,7 +186,7 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
 
     /// Makes the reply to `request` land in the buffer. Call this before the request is sent
     /// through this crate's [`Channel`](crate::Channel). Other transports ignore the buffer. If the
-    /// buffer is attached to several requests, the first call that begins gets it.
+    /// buffer is attached to several requests, the first call that begins gets the buffer.
     pub fn attach<M>(&self, request: &mut tonic::Request<M>) {
         request.extensions_mut().insert(self.target.clone());
     }

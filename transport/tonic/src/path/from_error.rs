@@ -87,8 +87,8 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
 }
 
 /// Returns the reason for a rejection by the peer's connection manager, which does not ask the
-/// peer's program. The reason is one of this side, because the peer's program has not seen the
-/// ticket, so the attempt uses the ticket for the next address. If the peer timed out, its program
+/// peer's program. The reason counts as this side's, because the peer's program has not seen the
+/// ticket. So the attempt uses the ticket for the next address. If the peer timed out, its program
 /// may have taken the ticket. This function then returns
 /// [`HandshakeTimeout`](ReasonCode::HandshakeTimeout), and the attempt drops the ticket.
 fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
@@ -166,7 +166,7 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
 
 /// Selects the reason to report if several fabrics have a reason, and appends the other reasons.
 /// `met` contains the fabrics over which this peer was reached. These fabrics come before the
-/// fabrics that could not be tried, because calls could use them if their reasons were fixed.
+/// fabrics that could not be tried, because calls could use these fabrics if the causes were fixed.
 /// Within each group, RDMA comes first, because its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);

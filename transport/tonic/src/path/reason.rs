@@ -24,7 +24,7 @@ pub enum ReasonCode {
     ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded.
     NoRdmaCore,
-    /// This host has no RDMA device, or lacks the one that `TONIC_RDMA_DEVICE` or
+    /// This host has no RDMA device, or lacks the device that `TONIC_RDMA_DEVICE` or
     /// [`ContextBuilder::device`](crate::ContextBuilder::device) names, or the device was removed.
     NoDevice,
     /// This host has devices, but no active port.

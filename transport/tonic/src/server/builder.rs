@@ -179,14 +179,14 @@ impl<L> Server<L> {
         ServerObserver::new(&self.shared.registry, self.stats())
     }
 
-    /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each.
-    /// Default is 1024 tickets and 10 seconds. A limit of 0 counts as 1.
+    /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each
+    /// ticket. Default is 1024 tickets and 10 seconds. A limit of 0 counts as 1.
     ///
     /// A ticket is outstanding from the Offer until the client's connection uses it, which usually
     /// takes a few milliseconds. Once the limit is reached, each further ticket withdraws the
-    /// oldest ticket of the TCP connection that holds the most. A client whose ticket was withdrawn
-    /// asks for another ticket for as long as its `connect` waits, then stays on TCP and tries
-    /// again.
+    /// oldest ticket of the TCP connection that holds the most tickets. A client whose ticket was
+    /// withdrawn asks for another ticket for as long as its `connect` waits, then stays on TCP and
+    /// tries again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
@@ -238,7 +238,7 @@ impl<L> Server<L> {
 
     /// How long this side's device waits for an acknowledgement before it sends a packet again. See
     /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout). Each side has its own setting, and
-    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) applies to both.
+    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) applies to both sides.
     #[must_use]
     pub fn ack_timeout(mut self, time: Duration) -> Self {
         self.shared.ack_timeout = Some(time);
@@ -254,16 +254,17 @@ impl<L> Server<L> {
         self
     }
 
-    /// Copy received data out of the memory that clients can write to before a handler sees it. Off
-    /// by default.
+    /// Copy received data out of the memory that clients can write to before a handler sees the
+    /// data. Off by default.
     ///
     /// A client that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. The client can thus change `Bytes` fields that
-    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages while a handler
-    /// checks or uses them, but no other memory. For clients that are not trusted, this option
-    /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
-    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to a
-    /// server with this option. Over TCP, clients cannot write to the server's memory.
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from the client's messages while a handler
+    /// checks or uses these fields. The client can change no other memory. For clients that are not
+    /// trusted, this option gives up zero-copy on receipt: each message is copied once, from
+    /// landing memory to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery).
+    /// Clients lend nothing to a server with this option. Over TCP, clients cannot write to the
+    /// server's memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
@@ -332,10 +333,10 @@ impl<L> Server<L> {
     /// certificate, because the server knows only the gateway's address and certificate:
     /// [`tonic::Request::remote_addr`] and `peer_certs` are `None`. Handlers and layers of this
     /// server must therefore decide by the content of the call itself, for example a token, and
-    /// refuse calls without it. Clients that connect directly keep their address and certificate.
-    /// The exception is a network from which eight Offers have recently stated a wrong address, as
-    /// Offers through a gateway do. For up to ten minutes, calls on the fast path from this network
-    /// carry no address and no certificate.
+    /// refuse calls that lack this content. Clients that connect directly keep their address and
+    /// certificate. The exception is a network from which eight Offers have recently stated a wrong
+    /// address, as Offers through a gateway do. For up to ten minutes, calls on the fast path from
+    /// this network carry no address and no certificate.
     #[must_use]
     pub fn offer_through_gateways(mut self, offer: bool) -> Self {
         self.shared.offer_through_gateways = offer;

@@ -176,7 +176,7 @@ pub(super) struct Lingering<IO> {
 /// Counts a connection until the connection is closed.
 type Holds = (OwnedSemaphorePermit, mpsc::Sender<Infallible>);
 
-/// How far an orderly close has come.
+/// The progress of an orderly close.
 #[derive(Debug)]
 enum CloseState {
     Open,

@@ -11,9 +11,9 @@
 // | `tcp` | builder methods of the TCP side |
 // | `router` | services, and the ways to serve them |
 // | `direct` | serves one service without a router |
-// | `offer_route` | adds the Offer to that service |
+// | `offer_route` | adds the Offer to a service without a router |
 // | `serve` | serves both paths, from start to shutdown |
-// | `fast_path` | listeners, tickets and admitted connections, for calls or bare |
+// | `fast_path` | listeners, tickets and admitted connections, for calls or for measurements without calls |
 // | `observer` | shows connections to an operator |
 // | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
 // | `stack` | the limits around the layered service on the fast path |

@@ -63,7 +63,7 @@ where
 /// fast path, or a measurement by the doctor.
 ///
 /// These requests pass through the server's layers like every call, so that a layer that excludes a
-/// client excludes it from the fast path as well. A layer may skip these requests if the layer
+/// client also excludes the client from the fast path. A layer may skip these requests if the layer
 /// counts, limits or sheds requests, or requires data that only the service's own clients send. A
 /// layer that authenticates or admits clients must not skip them.
 ///
@@ -72,13 +72,9 @@ where
 /// use tonic_rdma::server::is_offer;
 /// use tower::util::Either;
 ///
-/// // A limit that the Offer does not count against: of the two services it takes the other.
-/// fn of_call<B, L, S>(request: &Request<B>, limited: L, unlimited: S) -> Either<L, S> {
-///     match is_offer(request) {
-///         true => Either::Right(unlimited),
-///         false => Either::Left(limited),
-///     }
-/// }
+/// // Calls go to the service with a limit. The Offer goes to the service without a limit. fn
+/// of_call<B, L, S>(request: &Request<B>, limited: L, unlimited: S) -> Either<L, S> { match
+/// is_offer(request) { true => Either::Right(unlimited), false => Either::Left(limited), } }
 /// ```
 pub fn is_offer<B>(request: &Request<B>) -> bool {
     is_offers(request.uri().path())

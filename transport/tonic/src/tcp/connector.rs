@@ -87,7 +87,7 @@ where
     (record(connector, local_addr.clone()), local_addr)
 }
 
-/// Like [`recording`], in `newest`.
+/// Like [`recording`], but records the addresses in `newest`.
 pub(crate) fn record<C>(connector: C, newest: LocalAddr) -> AnyConnector
 where
     C: Service<Uri> + Send + 'static,

@@ -7,7 +7,7 @@
 //! | error | meaning |
 //! |---|---|
 //! | `hyper::Error::is_canceled` | the connection closed before the call was sent |
-//! | `h2::Error`, the peer's GOAWAY | the call had no stream, or one later than the last that the server answers |
+//! | `h2::Error`, the peer's GOAWAY | the call had no stream, or a stream after the last stream that the server answers |
 //! | `h2::Error`, the peer's reset with REFUSED_STREAM | the stream was not processed |
 //!
 //! After any other error, such as a broken connection, a handler may have seen the call, so the
@@ -15,9 +15,9 @@
 //! as in tonic.
 //!
 //! A body is read when hyper's connection task sends it, as in tonic, so the caller's task does not
-//! encode. The data is recorded, and returns to the call when hyper drops the body. The first
-//! frames are read one ahead, so that the last frame of most calls carries END_STREAM. tonic sends
-//! an additional frame for END_STREAM.
+//! encode. The data is recorded, and returns to the call when hyper drops the body. While one of
+//! the first frames is sent, the next frame is read ahead, so that the last frame of most calls
+//! carries END_STREAM. tonic sends an additional frame for END_STREAM.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -379,7 +379,7 @@ impl Sent {
 /// The part of a body that was not read yet.
 struct Rest {
     source: TcpSendBody,
-    /// The frame after the sent ones, read ahead.
+    /// The frame after the sent frames, read ahead.
     read_ahead: Option<Box<Result<Frame<Bytes>, Status>>>,
 }
 
@@ -419,7 +419,7 @@ impl Drop for RecoverableBody {
 /// Makes hyper's task yield after a part of the calls in flight, by spending more of the task's
 /// budget for each call. A task has 128 units per turn, and a call costs one unit. When the task
 /// yields, the connection sends its requests, and the server works on these requests while the
-/// client makes the next ones. If a connection sends all calls in flight together, client and
+/// client makes the next requests. If a connection sends all calls in flight together, client and
 /// server take turns waiting for each other. With few calls in flight, the additional writes cost
 /// more than they gain. Many calls form parts of 128 without this function. See
 /// docs/performance-log.md, "tonic-rdma over TCP".

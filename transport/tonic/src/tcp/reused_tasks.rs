@@ -16,8 +16,8 @@ type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 const MAX_IDLE: usize = 256;
 
 /// Runs futures on tokio's current runtime. All futures must come from the same runtime. tonic
-/// ensures that by using the runtime of its channel task. When this struct is dropped, idle tasks
-/// end at once, and busy tasks end with their futures.
+/// ensures this condition by using the runtime of its channel task. When this struct is dropped,
+/// idle tasks end at once, and busy tasks end with their futures.
 #[derive(Debug, Default)]
 pub(crate) struct ReusedTasks(Arc<Mutex<Idle>>);
 

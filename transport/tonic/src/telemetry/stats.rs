@@ -161,8 +161,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Creates the counters of a channel or a server. They also report TCP to the metrics
-            /// recorder. The connections report the fast path.
+            /// Creates the counters of a channel or a server. These counters also report calls over
+            /// TCP to the metrics recorder. Connections report the fast path.
             pub(crate) fn of(side: Side) -> Self {
                 let (role, path) = (role(side), Path::Tcp.as_str());
                 Counters {
@@ -271,8 +271,8 @@ counters!(
     named,
 );
 
-/// A handle to a server's counters, over all its connections. It remains valid after the server has
-/// ended.
+/// A handle to a server's counters, over all its connections. The handle remains valid after the
+/// server has ended.
 ///
 /// ```
 /// use tonic_rdma::Server;

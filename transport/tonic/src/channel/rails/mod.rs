@@ -1,5 +1,5 @@
 //! The rails of a channel. If both ends have several devices, the channel can have a connection on
-//! each.
+//! each rail.
 //!
 //! | module | what |
 //! |---|---|
@@ -13,7 +13,7 @@
 //!
 //! The first connection decides the channel's path. If the first connection is lost, a connection
 //! on another rail replaces it. A rail is tried last for a while if the rail failed while another
-//! one worked, or if its connection was lost soon.
+//! rail worked, or if its connection was soon lost.
 
 mod order;
 
@@ -226,8 +226,8 @@ impl Rails {
             if least == 0 {
                 break;
             }
-            // While the first connection is down, start no other connection, because that one would
-            // fail in the same way.
+            // While the first connection is down, start no other connection, because another
+            // connection would fail in the same way.
             if best.is_some() {
                 other.start.begin();
             }

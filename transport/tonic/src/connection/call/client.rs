@@ -358,8 +358,8 @@ fn wait(
             wait_for(&mut io.recv_waker, cx);
             guard.reader_waits(id);
             drop(guard);
-            // Read no more of the body while nothing is transmitted, because until then the call
-            // can take another path.
+            // Read no more of the body while nothing is transmitted, because the call can still
+            // take another path.
             if !transmitted {
                 return Poll::Pending;
             }

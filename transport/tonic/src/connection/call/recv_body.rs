@@ -124,8 +124,8 @@ impl RecvBody {
     }
 
     /// Gives a part to the deframer. The reader may keep the part in landing memory for any time.
-    /// If messages are copied before they are read, or if readers hold as much landing memory as
-    /// they may, begins to copy the part instead.
+    /// Begins to copy the part instead, if messages are copied before they are read, or if readers
+    /// hold as much landing memory as they may.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),

@@ -32,7 +32,7 @@ pub(crate) struct StreamIo {
     pub(crate) used: Used,
     pub(crate) recv_waker: Option<Waker>,
     pub(crate) send_waker: Option<Waker>,
-    /// Number of live [`StreamRef`](super::stream::StreamRef)s.
+    /// Number of live [`StreamRef`](super::StreamRef)s.
     pub(crate) refs: u8,
 }
 

@@ -26,8 +26,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Maximum number of a connection's idle tasks.
 const MAX_IDLE: usize = 64;
 
-/// A call to run, and its own clone of the service. When the clone is dropped, resources that it
-/// reserved for the call, such as a permit, are freed.
+/// A call to run, and the clone of the service for this call. When the clone is dropped, resources
+/// that it reserved for the call, such as a permit, are freed.
 struct Job<S> {
     service: S,
     stream: StreamRef,

@@ -241,7 +241,7 @@ impl ConnectionState {
     }
 }
 
-/// Returns the reason of a peer that takes no new calls on the connection because it lacks memory.
+/// Returns the reason for which a peer that lacks memory takes no new calls on the connection.
 /// `text` is the peer's own reason, and begins with the reason's code.
 fn limit_of_peer(text: &str) -> Reason {
     let named = text.split_once(": ").and_then(|(name, detail)| {

@@ -37,7 +37,8 @@ impl DriverHandle {
         is_new
     }
 
-    /// Calls the driver. Returns the waker to wake, unless the driver was already called.
+    /// Records that a call wakes the driver. Returns the driver's waker, unless the driver was
+    /// already woken.
     #[inline]
     pub(crate) fn call(&mut self) -> Option<Waker> {
         match std::mem::replace(&mut self.called, true) {

@@ -6,7 +6,7 @@
 //! | `handle` | the way for calls to reach the driver's task |
 //! | `link_events` | completions, and the end of a link |
 //! | `dispatch` | passes received messages to the protocol, and its events to their streams |
-//! | `timers` | the connection's one timer, and its end |
+//! | `timers` | the connection's one timer, and the connection's end |
 //! | `yield_policy` | how the driver yields while more is left to copy |
 
 mod dispatch;
@@ -34,7 +34,8 @@ use crate::path::reason::{Reason, ReasonCode};
 
 /// Rounds of one turn before other tasks run.
 const MAX_ROUNDS: usize = 16;
-/// While there are streams, metrics are recorded once in this many rounds, and by timers.
+/// While streams are open, metrics are recorded once in this number of rounds, and when timers
+/// expire.
 const MAX_UNRECORDED: usize = 64;
 
 /// An event that the driver passes to the client or the server that runs it.

@@ -1,4 +1,4 @@
-//! The timer of a connection, and its end.
+//! The timer of a connection, and the connection's end.
 //!
 //! A connection has one timer. The timer is set for the earliest of the protocol's time limits, the
 //! waits for landing memory, and the turns that return memory at rest. The timer is set again only

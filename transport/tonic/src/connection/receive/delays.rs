@@ -1,13 +1,13 @@
 //! The delays of a connection's landing memory.
 //!
-//! | delay | ends in |
+//! | delay | effect when it ends |
 //! |---|---|
 //! | [`Stall`] | copies of unread data, which make room for a stream that has waited long |
 //! | [`LandingWait`] | a message that lands in parts instead of one piece |
 //! | [`ReclaimDelay`] | the recall of grants in chunks that the connection returns |
 //!
-//! A busy runtime is not a stall. Before the driver handles an expired delay, it lets all other
-//! tasks run [`GRACE`] times, including readers that were woken ([`Grace`]).
+//! A busy runtime must not count as a stall. So before the driver handles an expired delay, it lets
+//! all other tasks run [`GRACE`] times, including readers that were woken ([`Grace`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -103,7 +103,7 @@ impl Delay {
 /// | turns left | on | next |
 /// |---|---|---|
 /// | 0 | a delay of the landing memory expires | [`GRACE`] |
-/// | more | the driver's task runs | one fewer; after the last, the delays that still run end |
+/// | more | the driver's task runs | one turn fewer; after the last turn, the delays that still run end |
 #[derive(Debug, Default)]
 pub(crate) struct Grace(u8);
 
@@ -147,14 +147,14 @@ pub(crate) enum Reading {
 /// | the delay | on | next |
 /// |---|---|---|
 /// | Idle | a stream wants landing memory and gets none, or a chunk to be returned is still in use although its grants were recalled | Running |
-/// | Running | a stream gets some | Idle |
+/// | Running | a stream gets landing memory | Idle |
 /// | Running | [`PERIOD`] has passed | Over: streams that were already unread at the end of the previous period are copied |
 /// | Over | | Running or Idle, by the first row |
 ///
 /// A copied stream is **lagging** until the application reads it. Data that lands for a lagging
 /// stream is copied on delivery.
 ///
-/// If the application holds all memory, no copy and no wait would help, and the account
+/// If the application holds all memory, neither a copy nor a wait helps, and the account
 /// [starves](tonic_rdma_memory::Landing::starve).
 #[derive(Debug, Default)]
 pub(crate) struct Stall(pub(crate) Delay);
@@ -272,7 +272,7 @@ const DRAIN: Duration = Duration::from_millis(50);
 /// | Idle | chunks are chosen to go back | Running |
 /// | Running | [`DRAIN`] has passed | Over: the chunks' grants are recalled |
 /// | Over | more chunks are chosen | Running |
-/// | any | none is chosen | Idle |
+/// | any | no chunk is chosen | Idle |
 #[derive(Debug, Default)]
 pub(crate) struct ReclaimDelay(pub(crate) Delay);
 

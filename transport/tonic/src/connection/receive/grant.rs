@@ -21,7 +21,7 @@ const LONGEST_CHUNK: usize = 4 << 20;
 /// memory is needed.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
-/// Why landing memory is missing in a case in which waiting would not help.
+/// Why a stream gets no landing memory, if waiting would not help.
 #[derive(Debug, thiserror::Error)]
 enum NoLanding {
     #[error(transparent)]

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | belongs to a call | the server requests memory for the reply's field | registering, on the landing thread if the device is slow |
 //! | belongs to a call | the field is too long, or the device's memory cannot be named | the message lands in landing memory |
-//! | registering | it is registered, and the peer need not map it | granted |
-//! | registering | it is registered, and the peer is asked to map it | mapping |
-//! | mapping | the peer has mapped it | granted |
-//! | mapping | the peer cannot map it | the message lands in landing memory |
-//! | registering | it could not be registered | the message lands in landing memory |
+//! | registering | the buffer is registered, and the peer need not map it | granted |
+//! | registering | the buffer is registered, and the peer is asked to map it | mapping |
+//! | mapping | the peer has mapped the buffer | granted |
+//! | mapping | the peer cannot map the buffer | the message lands in landing memory |
+//! | registering | the buffer could not be registered | the message lands in landing memory |
 //! | registering, mapping | the call has ended | given up |
 
 use std::sync::Arc;

@@ -98,8 +98,8 @@ impl LandingMemory {
         if !ends_stall {
             return;
         }
-        // Do not starve while memory may still become free: after the peer's WRITE, or when a
-        // reader reads data.
+        // Do not let the account starve while memory may still become free: after the peer's WRITE,
+        // or when a reader reads data.
         let moves =
             !self.granted.is_empty() || streams.io.values().any(|io| io.unread.has_landed());
         if copied == 0 && !moves && self.is_short && !self.account.is_pending() {

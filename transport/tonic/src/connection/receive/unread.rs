@@ -8,7 +8,7 @@
 //! | in a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, together with other messages |
 //! | landed | its granules, which include memory before and after it |
 //! | landed, then copied to the heap | its length |
-//! | lent | the short bytes around the lent ones, which count like a control message |
+//! | lent | the few bytes around the lent bytes, which count like a control message |
 //!
 //! So a piece that occupies more than 3/2 of its length is copied to a buffer of the stream, if
 //! other pieces before it are unread:
@@ -17,8 +17,8 @@
 //! |---|---|---|
 //! | nothing | any | queued as it is, because the reader usually takes it immediately |
 //! | something | occupies at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
-//! | something | occupies more | copied to the buffer; when that has [`MAX_JOINED`] bytes, a new one begins |
-//! | something | lent | queued, with a copy of the bytes around the lent ones |
+//! | something | occupies more | copied to the buffer; when the buffer has [`MAX_JOINED`] bytes, a new buffer begins |
+//! | something | lent | queued, with a copy of the bytes around the lent bytes |
 //!
 //! Unread payload therefore occupies at most 3/2 of its length, plus the last buffer (at most its
 //! length again, or [`MAX_JOINED`]), plus the first piece's memory.

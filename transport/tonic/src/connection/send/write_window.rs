@@ -8,7 +8,7 @@
 //! | on | window |
 //! |---|---|
 //! | a completion leaves nothing in flight while payload waits | doubled, up to [`MAX`] |
-//! | [`CALM`] completions in a row leave some in flight | reduced by a quarter, but not below [`FIRST`] |
+//! | [`CALM`] completions in a row leave WRITEs in flight | reduced by a quarter, but not below [`FIRST`] |
 //! | a SEND with a message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
 //! The completions of a busy link show how much the link carries. A fast link therefore keeps a
@@ -16,7 +16,7 @@
 //! window as behind a slow link's small window.
 //!
 //! After each half of the window, a WRITE reports its completion. So the next half can be posted
-//! while the link still works on the other one.
+//! while the link still works on the other half.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,8 @@ impl WriteWindow {
         self.size / 2
     }
 
-    /// Maximum bytes of one WRITE. Streams take turns, so a window has room for at least four.
+    /// Maximum bytes of one WRITE. Streams take turns, so a window has room for at least four
+    /// WRITEs.
     #[inline]
     pub(crate) fn chunk(&self) -> usize {
         self.size / 4

@@ -84,7 +84,7 @@ impl Losses {
         Losses(counters)
     }
 
-    /// A hint for each device with a counter that has grown since.
+    /// A hint for each device with a counter that is greater in `now`.
     pub(in crate::diagnose) fn grown(&self, now: &Losses, devices: &[Device]) -> Vec<Hint> {
         let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for ((device, name), count) in &now.0 {
@@ -106,7 +106,8 @@ impl Losses {
     }
 }
 
-/// The kernel has no files for an interface's traffic classes, so `dcb` asks it.
+/// The kernel has no files for an interface's traffic classes, so the command `dcb` asks the
+/// kernel.
 fn cures(device: Option<&Device>) -> Vec<Cure> {
     let mut cures = vec![advice(
         "check that the switch ports treat RoCE as lossless (PFC), or that ECN keeps queues \

@@ -3,7 +3,7 @@
 //! | hint | condition |
 //! |---|---|
 //! | `roce-mtu` | a RoCE port sends packets of 1024 bytes or fewer, because of its interface's MTU |
-//! | `roce-v1` | a RoCE port connects by version 1, which ends that use version 2 do not receive |
+//! | `roce-v1` | a RoCE port connects by version 1, whose packets do not reach ends that use version 2 |
 //! | `sleep-states` | a processor may sleep so deeply that it wakes more slowly than a small call takes |
 //! | `one-processor` | a device with several interrupt vectors interrupts only one processor |
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
@@ -11,7 +11,7 @@
 //! | `rdma-cgroup` | a control group limits its processes' objects on a device |
 //! | `pcie-link` | a device's PCI Express link carries less than its ports, and less than it could |
 //! | `traffic-class` | RoCE connections get a type of service that depends on their port |
-//! | `arp-flux` | interfaces of two devices are in one subnet, and one answers for both |
+//! | `arp-flux` | interfaces of two devices are in one subnet, and one interface answers for both |
 //! | `losses` | counters of lost or marked packets grew while a peer was measured |
 
 mod losses;
@@ -36,7 +36,7 @@ const SLOW_WAKE: u64 = 50;
 /// Minimum number of a device's interrupts for a meaningful distribution over processors.
 const MANY_INTERRUPTS: u64 = 10_000;
 /// A limit below this number of objects of a process on a device counts as low. A server with 1,000
-/// connections needs more, because each has a queue pair and some chunks of memory.
+/// connections needs more, because each connection has a queue pair and some chunks of memory.
 const FEW_OBJECTS: u64 = 4_000;
 
 /// Settings of the program and its environment that affect hints.

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 pub(in crate::diagnose) async fn run(request: &DiagnosisRequest) -> (Diagnosis, Facts) {
     let files = SystemFiles::real();
-    // Read before a pool raises the soft limit.
+    // Read the limits before a pool raises the soft limit.
     let limits = Memlock::read().ok();
     let (mut diagnosis, mut facts) = read(&files, request);
     let listed = off_thread(Fabric::devices).await;
@@ -342,7 +342,7 @@ async fn verdict(request: &DiagnosisRequest, devices: &[Device]) -> Result<(), R
 #[derive(Debug, Clone, Default)]
 pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) interfaces: Vec<Interface>,
-    /// The distribution, and those it is derived from.
+    /// The distribution, and the distributions that it is derived from.
     pub(in crate::diagnose) families: Vec<String>,
     /// The drivers that the kernel provides, loaded or not.
     pub(in crate::diagnose) loadable: Loadable,

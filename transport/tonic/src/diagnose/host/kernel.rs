@@ -3,7 +3,8 @@
 use crate::diagnose::host::SystemFiles;
 use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RdmaNamespaces, RunsIn};
 
-/// Modules that every device needs, each with its purpose and a path that exists if it is present.
+/// Modules that every device needs, each with its purpose and a path that exists if the module is
+/// present.
 const MODULES: [(&str, &str, &str); 4] = [
     ("ib_core", "RDMA core", "/sys/class/infiniband"),
     ("ib_uverbs", "user-space verbs", "/sys/class/infiniband_verbs"),
@@ -133,8 +134,8 @@ pub(in crate::diagnose) struct Loadable {
     pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
-/// Directories for RDMA drivers below a kernel's module directory, for the kernel's own and for
-/// added modules.
+/// Directories for RDMA drivers below a kernel's module directory, for the kernel's own modules and
+/// for added modules.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
 /// Maximum depth of the directory walk.
 const DEPTH: usize = 6;

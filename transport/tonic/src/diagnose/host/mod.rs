@@ -5,7 +5,7 @@
 //! | file | what |
 //! |---|---|
 //! | `check` | the checks in their order, and the transport's own decision |
-//! | `kernel`, `sysfs`, `limits` | the content of these files |
+//! | `kernel`, `sysfs`, `limits` | interpret the content of these files |
 //! | `loopback` | connects a device to itself |
 
 pub(super) mod check;
@@ -77,7 +77,7 @@ pub(super) fn after_colon(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word).trim()
 }
 
-/// Parses a decimal number, or a hexadecimal one with 0x.
+/// Parses a decimal number, or a hexadecimal number with 0x.
 pub(super) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

@@ -130,11 +130,11 @@ pub(in crate::diagnose) struct Interface {
     /// Whether the link has a carrier, such as a connected cable.
     pub(in crate::diagnose) carrier: bool,
     pub(in crate::diagnose) ethernet: bool,
-    /// Whether a route leads through it, which shows that it has an IPv4 address.
+    /// Whether a route leads through the interface, which then has an IPv4 address.
     pub(in crate::diagnose) routed: bool,
-    /// Whether the default route leads through it.
+    /// Whether the default route leads through the interface.
     pub(in crate::diagnose) default: bool,
-    /// The driver of its PCI device.
+    /// The driver of the interface's PCI device.
     pub(in crate::diagnose) driver: Option<String>,
     mac: Option<String>,
 }
@@ -201,7 +201,7 @@ fn speed(text: &str) -> Option<f64> {
     number.parse().ok().filter(|speed| *speed > 0.0)
 }
 
-/// The number of lanes. 0 and 255 mean that it is unknown.
+/// The number of lanes. 0 and 255 mean that the number is unknown.
 fn lanes(text: &str) -> Option<u32> {
     text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
 }

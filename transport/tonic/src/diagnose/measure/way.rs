@@ -29,7 +29,7 @@ pub(super) struct Way<T> {
     down: Moved,
 }
 
-/// Bytes transferred, and the time that they took.
+/// Bytes transferred, and the time that the transfer took.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moved {
     bytes: usize,

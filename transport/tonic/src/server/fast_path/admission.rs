@@ -31,9 +31,9 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// | a connect request | until | beyond the limit |
 /// |---|---|---|
 /// | has a place | its handshake is over | refused without a look-up |
-/// | is of a client with a ticket | its handshake is over | refused, because a client may have few at a time |
+/// | is of a client with a ticket | its handshake is over | refused, because a client may have few handshakes at a time |
 /// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
-/// | is a connection | it ends | refused |
+/// | is a connection | the connection ends | refused |
 pub(crate) struct ConnectionLimits {
     pub(super) connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,

@@ -107,8 +107,8 @@ impl Listeners {
         loop {
             match tasks.join_next().await {
                 Some(Ok((key, reason))) => {
-                    // A listener that is missing here was closed, because another replaced it or it
-                    // is no longer needed.
+                    // A listener that is missing here was closed, because another listener replaced
+                    // it, or because it is no longer needed.
                     entries.retain(|entry| {
                         entry.key != key
                             || matches!(&entry.state, ListenerState::Accepting(task) if !task.is_finished())
