@@ -29,8 +29,8 @@ const ENTRIES: u32 = 128;
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The first reason for using the page cache.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
-/// Whether a piece was too short for O_DIRECT. The final line gives this reason if no other is
-/// recorded.
+/// Whether a piece was too short for O_DIRECT. The final line gives this reason if no other reason
+/// is recorded.
 static SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Makes every file go through the page cache (`--no-direct`).
@@ -40,8 +40,8 @@ pub(crate) fn forbid() {
 
 static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// Lets other processes of this host read data in place that this process has read (`--lend`). A
-/// call after the first connection has no effect.
+/// Lets other processes of this host read, in place, the data that this process has read
+/// (`--lend`). A call after the first connection has no effect.
 pub(crate) fn lend() {
     LENDS.store(true, Ordering::Relaxed);
 }
@@ -61,7 +61,7 @@ fn ring() -> Result<&'static Ring, String> {
     RING.get_or_init(made).as_ref().map_err(Clone::clone)
 }
 
-/// Checks whether io_uring works. The error is the reason why it does not.
+/// Checks whether io_uring works. The error is the reason why io_uring does not work.
 pub(crate) fn check() -> Result<(), String> {
     ring().map(drop)
 }
@@ -106,7 +106,7 @@ impl Direct {
     }
 
     /// Returns whether the error says that the file system refused a transfer because of its
-    /// alignment, and records it if so.
+    /// alignment. Records such a refusal.
     fn refuses(&self, error: &io::Error) -> bool {
         let refuses = error.kind() == io::ErrorKind::InvalidInput;
         if refuses {

@@ -13,7 +13,8 @@ use crate::{net, output};
 /// The exit code if the diagnosis failed.
 pub(crate) const ERROR: u8 = Report::UNKNOWN;
 
-/// Reports whether RDMA would be used. If it would not, the report says why and how to fix it.
+/// Reports whether RDMA would be used. If RDMA would not be used, the report says why and how to
+/// fix the cause.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {

@@ -16,8 +16,8 @@ pub(crate) const MAX_NAME: usize = 4000;
 /// The server's directory for incomplete files. No name may begin with it.
 pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
-/// A validated name: relative, UTF-8, with components separated by `/`, none of them empty, `.` or
-/// `..`.
+/// A validated name: relative, UTF-8, with components separated by `/`. No component is empty, `.`
+/// or `..`.
 ///
 /// A backslash is an ordinary character on Unix. A name with a backslash is refused on systems
 /// where a backslash separates paths.

@@ -31,7 +31,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum wait for the fast path. Bulk transfers wait longer than the transport's default of one
-/// second. If no fast path is possible, they do not wait.
+/// second. If no fast path is possible, a transfer does not wait.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected client. Clones share the connection.
@@ -93,8 +93,8 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 }
 
 /// The devices and pools of this process. Payload lands at page boundaries, so that it can be
-/// written to files from there. With `--lend`, this process and the same user's other processes on
-/// this host lend each other pool memory. Such processes could also open the files.
+/// written to files from landing memory. With `--lend`, this process and the same user's other
+/// processes on this host lend each other pool memory. Such processes could also open the files.
 pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let lending = if disk::lends() { Lending::SameUser } else { Lending::Off };
@@ -143,7 +143,7 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
 pub(crate) type ChannelzClient = pb::channelz_client::ChannelzClient<Channel>;
 
 /// Connects to the list of a server's connections, over TCP, so that no memory is registered for
-/// it. Also returns the server's address, for display.
+/// the list. Also returns the server's address, for display.
 pub(crate) async fn channelz(
     server: &str,
     timeout: ConnectTimeout,

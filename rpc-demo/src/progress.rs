@@ -15,7 +15,7 @@ const TOTAL: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left
 const ENDLESS: &str = "{spinner} {bytes} {bytes_per_sec} {elapsed} {msg}";
 const FILE: &str = "  {msg:26} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
 
-/// All bars. Messages are printed above them.
+/// All bars. Messages are printed above the bars.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| {

@@ -1,6 +1,6 @@
 //! Divides a large file into ranges that are transferred in parallel.
 
-/// A content divided into ranges of equal size. The last one may be shorter.
+/// A content divided into ranges of equal size. The last range may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ranges {
     /// Bytes of the content.
@@ -12,7 +12,7 @@ pub(crate) struct Ranges {
 /// Minimum and maximum size of a range in bytes.
 pub(crate) const RANGE_MIN: u64 = 64 << 10;
 pub(crate) const RANGE_MAX: u64 = 1 << 32;
-/// Maximum number of ranges of a file. Their checksums are kept in memory.
+/// Maximum number of ranges of a file. The checksums of the ranges are kept in memory.
 const COUNT_MAX: u64 = 1 << 20;
 
 impl Ranges {

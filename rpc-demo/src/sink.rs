@@ -92,7 +92,8 @@ enum OnDrop {
 
 impl Pending {
     /// Creates the empty file `temp`, which must not exist, in `dir`. If `private`, no other user
-    /// may read it until it is complete. Otherwise it has the usual permission bits of a new file.
+    /// may read the file until it is complete. Otherwise the file has the usual permission bits of
+    /// a new file.
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
@@ -205,11 +206,11 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 /// Whether the sender of a body can still change its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// The sender can still change the bytes. They are copied before they are checked, and the copy
-    /// is written.
+    /// The sender can still change the bytes. The bytes are copied before they are checked, and the
+    /// copy is written.
     MayChange,
-    /// The sender cannot change the bytes, or is trusted not to change them. They are checked and
-    /// written in place.
+    /// The sender cannot change the bytes, or is trusted not to change them. The bytes are checked
+    /// and written in place.
     Settled,
 }
 
@@ -243,7 +244,7 @@ impl Private {
         buf.freeze().split_off(pad)
     }
 
-    /// Takes the memory of a copy back.
+    /// Takes back the memory of a copy.
     fn reclaim(&mut self, copy: Bytes) {
         self.0 = copy.try_into_mut().unwrap_or_default();
     }
@@ -261,7 +262,7 @@ impl Private {
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// Writes on a blocking thread, concurrently with the network. Dropping it ends the thread.
+/// Writes on a blocking thread, concurrently with the network. Dropping the writer ends the thread.
 pub(crate) struct Writer {
     chunks: mpsc::Sender<Bytes>,
     thread: JoinHandle<io::Result<Digest>>,

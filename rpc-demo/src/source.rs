@@ -324,7 +324,7 @@ impl Buffers {
         Buffers { pool, lent: VecDeque::new() }
     }
 
-    /// Allocates pool memory, if some becomes available soon.
+    /// Allocates pool memory, if the pool has memory soon.
     fn pinned(&self, size: usize) -> Option<PinnedBuf> {
         // Shorter payloads are sent inside their message.
         let pool = self.pool.as_ref().filter(|_| size >= SEGMENT)?;
@@ -335,7 +335,7 @@ impl Buffers {
         }
     }
 
-    /// Allocates pool memory, if some is available now.
+    /// Allocates pool memory, if the pool has memory now.
     fn pinned_now(&self, size: usize) -> Option<PinnedBuf> {
         self.pool.as_ref().and_then(|pool| pool.try_alloc(size).ok())
     }

@@ -15,9 +15,9 @@ use crate::net::Route;
 pub(crate) struct Tally {
     /// Bytes of the files.
     pub(crate) bytes: u64,
-    /// Files, including empty ones.
+    /// Files, including empty files.
     pub(crate) files: u64,
-    /// Directories, including empty ones.
+    /// Directories, including empty directories.
     pub(crate) directories: u64,
     /// Links and special files that were left out.
     pub(crate) skipped: u64,

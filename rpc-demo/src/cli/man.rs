@@ -1,5 +1,5 @@
-//! The man pages. A test writes them, so that the program does not contain the code that renders
-//! them.
+//! The man pages. A test writes the pages, so that the program does not contain the code that
+//! renders the pages.
 
 use std::path::PathBuf;
 use std::{env, fs};

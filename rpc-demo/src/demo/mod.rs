@@ -43,7 +43,8 @@ const SMALL: u64 = 256 << 20;
 const ROUNDS: u16 = 3;
 const ROUNDS_SMALL: u16 = 9;
 
-/// Runs the demonstration. On every exit its processes have ended and its files are removed.
+/// Runs the demonstration. On every exit, the demonstration's processes have ended and its files
+/// are removed.
 pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     if let Some(size) = args.size.filter(|size| *size < SIZE_MIN) {
         return Err(Failure::usage(

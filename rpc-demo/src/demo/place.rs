@@ -7,9 +7,9 @@
 //! | `--size SIZE` | memory; the directory for temporary files |
 //! | neither | memory; memory, with a tree of at least [`WORTHWHILE`]; the directory for temporary files |
 //!
-//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. Its
-//! size is limited by the free space of the file system, and by the memory that this process may
-//! still allocate (MemAvailable, and the limits of its control groups).
+//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. The
+//! size of the trees is limited by the free space of the file system, and by the memory that this
+//! process may still allocate (MemAvailable, and the limits of its control groups).
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +23,14 @@ use crate::tree::shown;
 pub(super) const SIZE_MIN: u64 = 1 << 20;
 /// Default size of the tree in bytes, if it fits.
 pub(super) const SIZE: u64 = 1 << 30;
-/// Minimum size in bytes of a tree in memory if a larger one fits on a disk.
+/// Minimum size in bytes of a tree in memory if a larger tree fits on a disk.
 const WORTHWHILE: u64 = 16 << 20;
 /// Bytes reserved for the processes, including the transport's buffers, if the files are in memory.
 const PROCESSES: u64 = 512 << 20;
 /// Bytes reserved for directories and small files.
 const BESIDE: u64 = 8 << 20;
 
-/// `f_type` of file systems that keep their files in memory, as linux/magic.h has them.
+/// `f_type` of file systems that keep their files in memory, as in linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 const RAMFS: u64 = 0x8584_58f6;
 

@@ -95,7 +95,7 @@ pub(super) struct Report {
     pub(super) plain: Vec<Run>,
     /// Runs over TCP.
     pub(super) tcp: Path,
-    /// Runs over the best path, if that is not TCP.
+    /// Runs over the best path, if the best path is not TCP.
     pub(super) best: Option<Path>,
 }
 

@@ -103,7 +103,7 @@ impl Service {
     }
 }
 
-/// Errors of the store.
+/// Converts an error of the store to a status.
 trait IntoStatus {
     fn status(&self) -> Status;
 }

@@ -82,8 +82,8 @@ impl Store {
         entry
     }
 
-    /// Reads one entry, and for a directory the names of its children. `None` if it is hidden or no
-    /// longer exists.
+    /// Reads one entry, and for a directory the names of its children. `None` if the entry is
+    /// hidden or no longer exists.
     fn look(&self, parent: &str, child: &OsString) -> Option<(Entry, Option<Vec<OsString>>)> {
         if parent.is_empty() && child == PRIVATE_DIR {
             return None;

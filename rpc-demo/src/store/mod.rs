@@ -1,4 +1,5 @@
-//! The server's directory. Objects are plain files below it, and no name leads out of it.
+//! The server's directory. Objects are plain files below this directory, and no name leads out of
+//! it.
 //!
 //! Every path is resolved beneath the root's own descriptor (cap-std: `openat2` with
 //! RESOLVE_BENEATH where the kernel has it), so neither `..` nor a symbolic link leaves the root. A
@@ -166,8 +167,8 @@ impl Store {
         let (parent, last) = name.split();
         let dir = self.make_dir_at(parent).doing("make the directory", parent)?;
         let settle = || {
-            // The time is set before the record, because the record contains it. The mode is set
-            // last, because writing the record needs a writable file.
+            // The time is set before the record, because the record contains the time. The mode is
+            // set last, because writing the record needs a writable file.
             attributes.apply_time(pending.file())?;
             record::write(pending.file(), digest)?;
             attributes.apply_mode(pending.file(), MIN_FILE)
@@ -176,8 +177,8 @@ impl Store {
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Creates a directory and its parents, durably. `writable` makes it writable for the server's
-    /// user.
+    /// Creates a directory and its parents, durably. `writable` makes the directory writable for
+    /// the server's user.
     pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
         let make = || {
             let dir = self.make_dir_at(name.as_str())?;

@@ -1,7 +1,7 @@
 //! The CRC32C of a stored object, kept with it in an extended attribute.
 //!
-//! The attribute is written before the object gets its name, so both appear together, and it moves
-//! with the file. The record includes length and modification time. A file edited in place no
+//! The attribute is written before the object gets its name, so both appear together. The attribute
+//! moves with the file. The record includes length and modification time. A file edited in place no
 //! longer matches its record, and is served as it is. If bytes changed while length and time stayed
 //! the same, the object is damaged, and reading it detects the damage. A file system without
 //! extended attributes keeps no records.

@@ -32,7 +32,7 @@ use crate::ranges::Ranges;
 use crate::sink::{Pending, Room, Written};
 use crate::source;
 
-/// Time after which an idle upload is closed. Its file is kept.
+/// Time after which an idle upload is closed. The upload's file is kept.
 const IDLE: Duration = Duration::from_secs(600);
 /// Maximum number of open uploads, each of which holds an open file.
 pub(super) const MAX_OPEN: usize = 256;
@@ -131,7 +131,7 @@ impl Upload {
         lock(&self.used).elapsed() > IDLE && !lock(&self.parts).contains(&Part::Writing)
     }
 
-    /// Ends the upload. Nothing is written to its file afterwards.
+    /// Ends the upload. Nothing is written to the upload's file afterwards.
     pub(super) fn close(&self) -> Option<Pending> {
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
         lock(&self.pending).take()

@@ -13,7 +13,8 @@ use crate::names::Name;
 use crate::sink::Pending;
 
 impl Store {
-    /// Begins an upload. Returns its id, and whether it continues an earlier upload.
+    /// Begins an upload. Returns the upload's id, and whether the upload continues an earlier
+    /// upload.
     pub(crate) fn begin_upload(&self, wanted: Wanted) -> Result<(String, bool), UploadError> {
         let _one = lock(&self.uploads.beginning);
         let Wanted { name, ranges, attributes, resume } = wanted;
@@ -149,7 +150,7 @@ impl Store {
 }
 
 /// The prefix of the file names of uploads with this name and size. Two names may have the same
-/// prefix. Their contents then differ, and the differing ranges are sent.
+/// prefix. Then the contents of the two objects differ, and the differing ranges are sent.
 fn stem(name: &Name, size: u64) -> String {
     format!("{:016x}-{size}-", crate::names::hash(name.as_str()))
 }

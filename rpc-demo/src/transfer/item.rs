@@ -32,7 +32,8 @@ impl Item {
     }
 }
 
-/// Whether the target already has the content. If so, updates its mode and modification time.
+/// Whether the target already has the content. If so, updates the target's mode and modification
+/// time.
 pub(super) async fn is_there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
     let Some(size) = size else { return Ok(false) };
     let (attributes, least) = match &item.target {

@@ -43,11 +43,13 @@ use crate::ranges::Ranges;
 #[derive(Clone)]
 pub(crate) struct Directory {
     pub(crate) target: Target,
-    /// Mode and modification time to set once its content is complete.
+    /// Mode and modification time to set once the directory's content is complete.
     pub(crate) attributes: Attributes,
-    /// Whether no transferred file lies in it. The directory must then be created explicitly.
+    /// Whether no transferred file lies in the directory. Such a directory must then be created
+    /// explicitly.
     pub(crate) empty: bool,
-    /// Whether it is the root of a tree, which the command names and the summary does not count.
+    /// Whether the directory is the root of a tree, which the command names and the summary does
+    /// not count.
     pub(crate) top: bool,
 }
 

@@ -100,7 +100,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece. After the last one it must not be called again.
+    /// The next piece. Must not be called again after the last piece.
     pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
         let piece = match &mut self.from {
             From::Memory(bytes, digest) => {

@@ -34,7 +34,7 @@ pub(crate) struct Place {
     pub(crate) root: Arc<Dir>,
     /// The path of that directory, for messages.
     pub(crate) path: PathBuf,
-    /// The file's path in it, with `/` between components.
+    /// The file's path in that directory, with `/` between components.
     pub(crate) below: String,
 }
 
@@ -173,7 +173,7 @@ impl Place {
         }
     }
 
-    /// The file next to the target that receives ranges. Its name is the same after an
+    /// The file next to the target that receives ranges. The name of this file is the same after an
     /// interruption.
     pub(super) fn partial(&self) -> io::Result<Pending> {
         let (dir, last) = self.parent()?;
