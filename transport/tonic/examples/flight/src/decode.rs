@@ -12,20 +12,20 @@ use tonic::Status;
 
 /// Decodes the record batches of a `DoGet`, `DoPut` or `DoExchange`.
 ///
-/// The columns lie where the body of their message landed. The body is not copied, because
-/// tonic-rdma makes it begin at a multiple of 64 bytes. There are two exceptions: a compressed body
-/// is decompressed into the heap, and arrow copies a buffer that its writer did not align. The
-/// landing memory returns to its pool when the last array of the batch is dropped.
+/// The columns lie where the body of their message landed. The body is not copied, because with
+/// tonic-rdma it begins at a multiple of 64 bytes. There are two exceptions: a compressed body is
+/// decompressed into the heap, and arrow copies a buffer that its writer did not align. The landing
+/// memory returns to its pool when the last array of the batch is dropped.
 ///
-/// Each message's header, some hundred bytes, is copied first, because arrow checks it once and
+/// Each message's header, some hundred bytes, is copied first. Arrow checks the header once and
 /// then relies on it, while the peer may still write to landed data. The peer may also write to the
-/// body. Arrow also relies on the offsets of strings and lists after it has checked them. So do
-/// not read columns of an untrusted peer in place: see docs/flight.md.
+/// body. Arrow also relies on the offsets of strings and lists after it has checked them. So do not
+/// read columns of an untrusted peer in place: see docs/flight.md.
 ///
 /// # Errors
-/// An error of the call, or of arrow about a message, ends the stream. Arrow panics at some
-/// malformed messages. The stream then also ends with a [`FlightError::DecodeError`], unless the
-/// program aborts at panics.
+/// An error of the call, or an error that arrow reports about a message, ends the stream. Arrow
+/// panics on some malformed messages. The stream then also ends with a
+/// [`FlightError::DecodeError`], unless the program aborts on panics.
 pub fn batches<S>(messages: S) -> impl Stream<Item = Result<RecordBatch, FlightError>> + Send
 where
     S: Stream<Item = Result<FlightData, Status>> + Send + 'static,
@@ -36,8 +36,8 @@ where
     })
 }
 
-/// Like [`batches`], with the message of each batch and schema, and with those that have only
-/// metadata.
+/// Like [`batches`], but also returns the message of each batch and schema, and messages that have
+/// only metadata.
 ///
 /// # Errors
 /// The errors of [`batches`].
@@ -52,7 +52,7 @@ where
         Ok(message)
     });
     let mut failed = false;
-    // The decoder is not used after it has panicked.
+    // The decoder is not used after a panic.
     AssertUnwindSafe(FlightDataDecoder::new(messages))
         .catch_unwind()
         .map(|message| {
@@ -69,7 +69,7 @@ where
         })
 }
 
-/// Arrow panics if a header names buffers that its body does not have.
+/// Checks that the body has the buffers that the header names. Otherwise arrow panics.
 fn check(message: &FlightData) -> Result<(), FlightError> {
     // Data that is not a message at all is an error of the decoder.
     let Ok(header) = arrow_ipc::root_as_message(&message.data_header) else { return Ok(()) };

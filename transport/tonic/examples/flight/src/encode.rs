@@ -10,18 +10,20 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
 use tonic_rdma::{Pool, PoolError};
 
-/// Precedes each message of an Arrow stream, and the length of its header.
+/// The marker in front of each message of an Arrow stream. The length of the message's header
+/// follows the marker.
 const CONTINUATION: u32 = u32::MAX;
 
-/// Encodes record batches as messages whose bodies lie in pool memory and are sent from there.
+/// Encodes record batches as messages whose bodies are sent from pool memory.
 ///
 /// arrow-flight's own encoder joins a batch's buffers on the heap, and an RDMA transport has to
-/// copy them once more from there. This encoder joins them in pool memory. Over RDMA that is the
-/// only copy between two processes. A body that is longer than the pool's memory for sending lies
-/// on the heap.
+/// copy the joined buffers once more. This encoder joins the buffers in pool memory. Over RDMA this
+/// copy is the only copy between two processes. A body that is longer than the pool's memory for
+/// sending lies on the heap.
 ///
-/// A batch becomes one message, however long it is, and each new dictionary becomes another. Raise
-/// the receiver's `max_decoding_message_size`, which is 4 MiB by default, or slice batches before.
+/// A batch becomes one message, however long it is, and each new dictionary becomes one message.
+/// Raise the receiver's `max_decoding_message_size`, which is 4 MiB by default, or slice long
+/// batches before you encode them.
 pub struct BatchEncoder {
     encoder: StreamEncoder,
     pool: Pool,
@@ -44,7 +46,7 @@ impl BatchEncoder {
         BatchEncoder { descriptor: Some(descriptor), ..self }
     }
 
-    /// The messages of one batch. The first batch's messages begin with the schema's.
+    /// Returns the messages of one batch. For the first batch, the schema's message comes first.
     ///
     /// Waits for pool memory.
     ///
@@ -58,7 +60,7 @@ impl BatchEncoder {
         messages(&self.pool, &mut self.descriptor, encoded).await
     }
 
-    /// The schema's message, if no batch was encoded.
+    /// Returns the schema's message, if no batch was encoded.
     ///
     /// # Errors
     /// The errors of [`encode`](Self::encode).
@@ -71,7 +73,7 @@ impl BatchEncoder {
 /// Encodes a stream of batches into pool memory, like arrow-flight's `FlightDataEncoder`.
 ///
 /// # Errors
-/// The errors of `batches` and of [`BatchEncoder`]. The stream ends after the first.
+/// The errors of `batches` and of [`BatchEncoder`]. The stream ends after the first error.
 pub fn batches<S>(
     mut encoder: BatchEncoder,
     batches: S,
@@ -130,7 +132,7 @@ async fn messages(
     Ok(messages)
 }
 
-/// The next `len` bytes, in pool memory if they fit.
+/// Returns the next `len` bytes, in pool memory if they fit.
 async fn body(pool: &Pool, stream: &mut Joined, len: usize) -> Result<Bytes, FlightError> {
     if len == 0 {
         return Ok(Bytes::new());

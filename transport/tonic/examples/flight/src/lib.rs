@@ -1,10 +1,11 @@
 //! Arrow Flight over tonic-rdma: record batches are decoded where they landed.
 //!
-//! The message types are those of the arrow-flight crate. Its stubs use tonic's codec, which copies
-//! each message. The stubs of this crate ([`flight_service_client`], [`flight_service_server`]) use
-//! [`tonic_rdma::codec::ProstCodec`]. Everything else of arrow-flight works unchanged: a service
-//! that implements its `FlightService` can be served, its decoder reads received messages, and
-//! clients and servers of both kinds interoperate.
+//! The message types come from the arrow-flight crate. The stubs of arrow-flight use tonic's codec,
+//! which copies each message. The stubs of this crate ([`flight_service_client`],
+//! [`flight_service_server`]) use [`tonic_rdma::codec::ProstCodec`]. Everything else of
+//! arrow-flight works unchanged: a service that implements arrow-flight's `FlightService` can be
+//! served, arrow-flight's decoder reads received messages, and clients and servers of both kinds
+//! interoperate.
 //!
 //! docs/flight.md says what is copied when, and which peers to trust.
 

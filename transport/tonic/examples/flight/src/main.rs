@@ -1,8 +1,9 @@
-//! Puts a table of record batches to a server and gets it back. It alternates between arrow-flight
-//! with tonic over TCP, and this crate's stubs over the best path from this host to itself.
+//! Puts a table of record batches to a server and gets the table back. The program alternates
+//! between arrow-flight with tonic over TCP, and this crate's stubs over the best path from this
+//! host to itself.
 //!
 //! `cargo run --release -p tonic-rdma-example-flight` prints the rates, their ratios and the copied
-//! bytes. Both servers run the same service, on their own threads.
+//! bytes. Both servers run the same service, each on its own threads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -36,7 +37,8 @@ const WARM_UP: u16 = 2;
 #[derive(Parser)]
 #[command(about = "Arrow Flight over tonic-rdma, beside arrow-flight with tonic over TCP")]
 struct Options {
-    /// Address to listen at. That of an RDMA device selects the device, with TONIC_RDMA=verbs.
+    /// Address to listen at. With TONIC_RDMA=verbs, the address of an RDMA device selects this
+    /// device.
     #[arg(long, default_value = "127.0.0.1")]
     addr: IpAddr,
     /// Size of a batch, in MiB.
@@ -45,16 +47,16 @@ struct Options {
     /// Batches in a table.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     batches: u16,
-    /// How often the table is put and got by each. The medians count.
+    /// How often each contender puts and gets the table. The medians count.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Fails where tonic-rdma moves less than this many times the bytes of tonic in the same time,
-    /// or copies bodies.
+    /// Fails if tonic-rdma copies bodies, or moves less than this multiple of the bytes that tonic
+    /// moves in the same time.
     #[arg(long, value_name = "RATIO")]
     at_least: Option<f64>,
 }
 
-/// Seconds of each put and of each get.
+/// Duration of each put and of each get, in seconds.
 #[derive(Default)]
 struct Times {
     put: Vec<f64>,
@@ -70,7 +72,8 @@ fn main() -> Result<ExitCode, Error> {
     Ok(code)
 }
 
-/// Has room for a table that is kept while the next one arrives, and for the batches in flight.
+/// Returns a context with room for a table that is kept while the next table arrives, and for the
+/// batches in flight.
 fn context(options: &Options) -> Context {
     let table = (usize::from(options.mib) * usize::from(options.batches)) << 20;
     Context::builder().pool(PoolConfig::default().total(6 * table)).build()

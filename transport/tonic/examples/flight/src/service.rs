@@ -1,4 +1,4 @@
-//! Serves a service of arrow-flight as one of this crate.
+//! Serves a service of arrow-flight with this crate's stub.
 
 use arrow_flight::flight_service_server::FlightService as Stock;
 use arrow_flight::{

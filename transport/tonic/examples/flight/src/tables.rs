@@ -16,16 +16,17 @@ use tonic::{Request, Response, Status, Streaming};
 /// The stream of a method's replies.
 type Reply<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Keeps the messages of each table that `DoPut` brings where they landed. `DoGet` sends them from
-/// there. No message is decoded, so a peer can change nothing between a check and its use.
-/// `DoExchange` sends back each message that it receives.
+/// Keeps the messages that `DoPut` receives in the memory in which they landed. `DoGet` sends the
+/// messages from this memory. No message is decoded, so a peer can change nothing between a check
+/// and a use. `DoExchange` sends back each message that it receives.
 ///
-/// It implements the trait of the arrow-flight crate, as an existing service does. That crate's
-/// server stub can serve it, and so can [this crate's](crate::flight_service_server).
+/// `Tables` implements the trait of the arrow-flight crate, as an existing service does. The server
+/// stub of arrow-flight can serve `Tables`, and so can [this crate's
+/// stub](crate::flight_service_server).
 #[derive(Clone, Debug, Default)]
 pub struct Tables(Arc<Mutex<BTreeMap<String, Table>>>);
 
-/// The messages of a table: first the schema's, then those of dictionaries and batches.
+/// The messages of a table: first the schema, then dictionaries and batches.
 type Table = Arc<[FlightData]>;
 
 impl Tables {
@@ -38,7 +39,7 @@ impl Tables {
         table.ok_or_else(|| Status::not_found(format!("there is no table {name:?}")))
     }
 
-    /// The table that a descriptor names by its path.
+    /// Returns the name of the table, which is the descriptor's path.
     fn named(descriptor: &FlightDescriptor) -> Result<String, Status> {
         match &descriptor.path[..] {
             [name] => Ok(name.clone()),

@@ -1,4 +1,5 @@
-//! The examples' services: the code that build.rs generates, and the simplest one's handler.
+//! The examples' services: the code that build.rs generates, and the handler of the simplest
+//! service.
 
 #![allow(missing_docs, unreachable_pub, reason = "most of it is generated")]
 
