@@ -55,7 +55,7 @@ pub fn compile_fds(fds: prost_types::FileDescriptorSet) -> io::Result<()> {
     configure().compile_fds(fds)
 }
 
-/// The settings of the generated code. Create it with [`configure`], or from a
+/// The settings of the generated code. Create a builder with [`configure`], or from a
 /// [`tonic_prost_build::Builder`].
 ///
 /// The methods are those of [`tonic_prost_build::Builder`], which documents them.

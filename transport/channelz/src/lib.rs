@@ -22,7 +22,7 @@
 //! ```
 //!
 //! The service works on any server of tonic or tonic-rdma, over TCP and over a fast path.
-//! [`pb`] has its messages and its client. `rpc-demo top` shows the list in a terminal.
+//! [`pb`] has the service's messages and client. `rpc-demo top` shows the list in a terminal.
 //!
 //! # Who may read it
 //!

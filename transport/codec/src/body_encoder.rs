@@ -214,8 +214,8 @@ fn together(apart: &mut Apart, taken: &SplitMessage, small: Bytes) -> BodyChunk 
 pub struct Fifo<T> {
     /// `None` if the queue is empty.
     first: Option<T>,
-    /// The elements behind the first element. Their memory is allocated when the queue first holds
-    /// a second element, and is then kept.
+    /// The elements behind the first element. The memory for these elements is allocated when the
+    /// queue first holds a second element, and is then kept.
     #[expect(
         clippy::box_collection,
         reason = "queues are moved with their owners, and most have no second element"

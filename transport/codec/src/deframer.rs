@@ -148,7 +148,7 @@ pub struct Deframer {
     /// Bytes of padding that still have to follow a placeholder.
     filling: usize,
     /// Number of bytes passed on before the next piece. The piece ends as if these bytes were part
-    /// of it, which keeps source and destination of the copy aligned.
+    /// of the piece, which keeps source and destination of the copy aligned.
     ahead: usize,
     /// Keys of placeholders that were passed on and may not be decoded yet.
     keys: Fifo<Key>,
@@ -188,7 +188,7 @@ impl Deframer {
     }
 
     /// Returns the next bytes for the decoder, at most [`HANDED`], or `None` if nothing is left.
-    /// The decoder copies them.
+    /// The decoder copies these bytes.
     pub fn pop(&mut self) -> Option<Bytes> {
         let popped = self.pop_part();
         if self.later.is_empty() { popped } else { self.pop_later(popped) }
@@ -416,7 +416,7 @@ impl Deframer {
 #[derive(Debug, Default)]
 struct CopyBuffer {
     bytes: BytesMut,
-    /// Whether its memory comes from [`BUFFER`].
+    /// Whether the memory of `bytes` comes from [`BUFFER`].
     reused: bool,
 }
 
@@ -431,7 +431,7 @@ impl CopyBuffer {
         } else {
             self.reused = true;
             self.bytes = BUFFER.take();
-            // This allocates if a reader still holds the last piece.
+            // `reserve` allocates if a reader still holds the last piece.
             self.bytes.reserve(SLICE);
         }
     }

@@ -251,8 +251,8 @@ impl Drop for Ends {
 // anything may have made the decoder instead. Then no decoder of this crate takes the first
 // messages, which reveals the mistake. The method's codec is then learnt from the first response.
 
-/// Polls the service of a call for the first time. If its method is not known, [`Method::used`]
-/// returns [`Used::Ours`] as soon as the service makes a decoder of this crate.
+/// Polls the service of a call for the first time. If the call's method is not known,
+/// [`Method::used`] returns [`Used::Ours`] as soon as the service makes a decoder of this crate.
 pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     if !call.method().asks_for_decoder() {
         return poll();

@@ -18,7 +18,7 @@ use crate::sink::{self, Batching};
 /// messages need no more memory. With tonic's own default of 8 KiB, a unary call would allocate 32
 /// KiB.
 const BUFFER: usize = 1024;
-/// Number of message bytes after which tonic emits a frame. This is tonic's default.
+/// Number of message bytes after which tonic emits a frame. The number is tonic's default.
 const YIELD: usize = 32 * 1024;
 
 fn settings() -> BufferSettings {

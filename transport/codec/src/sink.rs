@@ -127,7 +127,7 @@ pub(super) struct SplitMessage {
     pub(super) key: Key,
     /// Length of the whole message in bytes.
     pub(super) len: usize,
-    /// Length of its placeholder in bytes, padding included.
+    /// Length of the message's placeholder in bytes, padding included.
     pub(super) placeholder: usize,
     /// Bytes of the message that are not in segments.
     pub(super) small: usize,

@@ -105,8 +105,8 @@ pub struct Config {
     /// The program's own keep-alive. With `None`, the default, no keep-alive ends the connection.
     pub keep_alive: Option<KeepAlive>,
     /// For servers: the application decides at the beginning of each stream whether it [names
-    /// memory](crate::Connection::decide_naming) for the request. Until it has decided, nothing is
-    /// granted to the stream, and there are no standing grants. Default: false.
+    /// memory](crate::Connection::decide_naming) for the request. Until the application has
+    /// decided, nothing is granted to the stream, and there are no standing grants. Default: false.
     pub names_requests: bool,
     /// Whether the peer may lend the payload that it sends. If not, LENT is a breach. Default:
     /// false.

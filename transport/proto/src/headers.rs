@@ -1,4 +1,4 @@
-//! Header blocks, which are lists of fields. `docs/protocol.md` has their layouts.
+//! Header blocks, which are lists of fields. `docs/protocol.md` has the layouts of blocks.
 //!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
 //! ordinary fields; the layer above interprets them. Fields that a connection has sent before take
@@ -118,8 +118,8 @@ fn place(name: &str) -> Option<u8> {
 /// A field of a decoded block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The first byte of its encoding: 0 for a literal, otherwise the number of a static name or
-    /// pair.
+    /// The first byte of the field's encoding: 0 for a literal, otherwise the number of a static
+    /// name or pair.
     pub number: u8,
     /// The name; its characters are not validated.
     pub name: Bytes,

@@ -1,9 +1,9 @@
 //! The connection of tonic-rdma as a state machine without IO.
 //!
-//! Each peer has one [`Connection`]. Its inputs are received messages, time and landing memory; its
-//! outputs are descriptors: bytes to SEND, and WRITEs. A connection has no socket, clock, memory
-//! region or source of randomness, so the same inputs always give the same outputs. A connection
-//! copies payload only into the small control messages that it composes.
+//! Each peer has one [`Connection`]. The inputs of a connection are received messages, time and
+//! landing memory. The outputs are descriptors: bytes to SEND, and WRITEs. A connection has no
+//! socket, clock, memory region or source of randomness, so the same inputs always give the same
+//! outputs. A connection copies payload only into the small control messages that it composes.
 //!
 //! # Map
 //!

@@ -15,7 +15,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// The offset after its last byte.
+    /// The offset after the field's last byte.
     pub fn end(self) -> u64 {
         u64::from(self.at) + u64::from(self.len)
     }
@@ -52,8 +52,8 @@ impl LentBody {
     }
 }
 
-/// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, without a copy to
-/// join the segments.
+/// A piece of a body in segments. A payload that is sent by WRITE lands contiguously, without a
+/// copy to join the segments.
 ///
 /// ```
 /// use tonic_rdma_proto::Payload;

@@ -18,8 +18,8 @@ pub(crate) struct NamedMessage {
 }
 
 impl NamedMessage {
-    /// Decodes the message. If possible, its longest `bytes` field is a view of the buffer: the
-    /// field either landed in the buffer, or is copied to the buffer now.
+    /// Decodes the message. If possible, the longest `bytes` field of the message is a view of the
+    /// buffer: the field either landed in the buffer, or is copied to the buffer now.
     ///
     /// The position that the peer stated for the field is not trusted. So the message is decoded
     /// twice. The first pass finds the field.
@@ -144,8 +144,8 @@ impl<B: Buf> Buf for Finder<'_, B> {
 pub(crate) struct Gather {
     pub(crate) claimed: Arc<Claimed>,
     pub(crate) parts: Vec<Landed>,
-    /// Whether a part of the message's header has been read but not all of it. The part is kept
-    /// here instead of being passed on.
+    /// Whether the message's header has been read in part. The part is kept here instead of being
+    /// passed on.
     pub(crate) begun: bool,
 }
 

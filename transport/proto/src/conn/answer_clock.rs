@@ -53,8 +53,8 @@ impl AnswerClock {
         }
     }
 
-    /// Returns when the next tick is due. In Pending this is `last_received`, a time that has
-    /// passed, so the tick is due at once.
+    /// Returns when the next tick is due. In Pending, the result is `last_received`, a time that
+    /// has passed, so the tick is due at once.
     pub(super) fn deadline(&self, last_received: Instant) -> Option<Instant> {
         match *self {
             AnswerClock::Idle => None,

@@ -136,7 +136,7 @@ impl Connection {
     /// Whether the peer has run short of credits, or of room in RECVs of
     /// [`rest_slot_size`](field@Config::rest_slot_size), and [`max_recvs`](Config::max_recvs)
     /// allows more RECVs. The driver should then post further RECVs, if there is memory, and call
-    /// [`recvs_posted`](Self::recvs_posted). Check this after each message.
+    /// [`recvs_posted`](Self::recvs_posted). Call this function after each message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()
     }
@@ -149,8 +149,8 @@ impl Connection {
     }
 
     /// Tells the connection that the RECV of the last message is not posted again: see
-    /// [`Event::Quiet`]. Call this after [`receive`](Self::receive), for an extra RECV, or for one
-    /// of the first RECVs while extra RECVs are posted.
+    /// [`Event::Quiet`]. Call this function after [`receive`](Self::receive), for an extra RECV, or
+    /// for one of the first RECVs while extra RECVs are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
@@ -193,7 +193,8 @@ impl Connection {
     }
 
     /// Whether this side has opened something while the connection was at rest, so that
-    /// [`Connection::handle_timeout`] is due at once. Check this after [`Connection::open`].
+    /// [`Connection::handle_timeout`] is due at once. Call this function after
+    /// [`Connection::open`].
     pub fn is_roused(&self) -> bool {
         self.timers.heartbeat.is_roused()
     }

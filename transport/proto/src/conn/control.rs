@@ -67,7 +67,7 @@ impl Control {
         self.taken
     }
 
-    /// Moves frames to a message. Returns whether all of them fit.
+    /// Moves frames to a message. Returns whether all frames fit.
     #[inline]
     pub(super) fn fill(&mut self, message: &mut Composer<'_>) -> bool {
         while let Some(frame) = self.frames.front() {

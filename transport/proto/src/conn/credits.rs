@@ -163,7 +163,7 @@ impl Credits {
         self.to_return.bytes()
     }
 
-    /// Whether CLOSE may be sent. It may take the last credit, since no message follows it.
+    /// Whether CLOSE may be sent. CLOSE may take the last credit, because no message follows CLOSE.
     pub(super) fn may_close(&self) -> bool {
         self.available.len() > 0
     }

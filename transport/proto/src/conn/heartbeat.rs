@@ -8,8 +8,8 @@
 //! A link that detects a lost path itself ends earlier. The time limit for an answer serves devices
 //! that never detect a lost path.
 //!
-//! A connection with nothing open rests. At rest it sets no timer if the link itself reports that
-//! the peer's end is gone. Otherwise it asks for a proof every [`REST`].
+//! A connection with nothing open rests. A connection at rest sets no timer if the link itself
+//! reports that the peer's end is gone. Otherwise the connection asks for a proof every [`REST`].
 //!
 //! | from | event | to |
 //! |---|---|---|

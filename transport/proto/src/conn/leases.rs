@@ -1,8 +1,8 @@
 //! Sending without a WRITE: the peer reads the bytes in place, in memory that it has mapped.
 //!
 //! The driver says which bytes of a piece may be lent
-//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). The bytes around them are
-//! sent in the same frame, so the receiver has the whole piece at once:
+//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). The bytes around the lent
+//! bytes are sent in the same frame, so the receiver has the whole piece at once:
 //!
 //! | the bytes are | on | next |
 //! |---|---|---|

@@ -76,7 +76,7 @@ impl Life {
         is_server
     }
 
-    /// Handles GOAWAY. Returns whether it must be acknowledged.
+    /// Handles GOAWAY. Returns whether the GOAWAY must be acknowledged.
     ///
     /// # Errors
     /// [`Breach::UnexpectedGoAway`], [`Breach::WrongSide`].

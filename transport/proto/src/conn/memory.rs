@@ -24,9 +24,9 @@ impl Connection {
     }
 
     /// Returns the want of the stream at `place` in the queue for landing memory, counting from 0.
-    /// Use it when there is no memory for the first stream, because another stream may want less.
-    /// The outer `None` means that there is no such stream. The inner `None` means that the stream
-    /// no longer wants memory.
+    /// Call this function when there is no memory for the first stream, because another stream may
+    /// want less. The outer `None` means that there is no such stream. The inner `None` means that
+    /// the stream no longer wants memory.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         self.landing.behind(place, &self.streams)
     }
@@ -173,9 +173,9 @@ impl Connection {
     }
 
     /// Grants memory for a want of [`Connection::poll_named`], from the stated offset in the field
-    /// on. If the memory is too long, a part of it is granted. If the memory is too short, the rest
-    /// of the field is wanted next. Memory that is no longer wanted, or shorter than a grant may
-    /// be, comes back as [`Event::Returned`].
+    /// on. If the memory is too long, only a part of the memory is granted. If the memory is too
+    /// short, the rest of the field is wanted next. Memory that is no longer wanted, or shorter
+    /// than a grant may be, comes back as [`Event::Returned`].
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         let control = &mut self.output.control;
         let is_taken = self.life.is_live()

@@ -6,7 +6,8 @@
 //! counts in no window, and the bytes around it in landing memory. A sender that knows that its
 //! peer names memory sends the few bytes around the field by DATA, and requests memory for the
 //! field alone, so that a message takes one grant instead of three. A server learns from LANDS that
-//! its peer names memory. A client learns it from the first grant that ends where a field begins.
+//! its peer names memory. A client learns that its peer names memory from the first grant that ends
+//! where a field begins.
 //!
 //! | the stream | on | next |
 //! |---|---|---|

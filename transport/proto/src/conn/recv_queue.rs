@@ -2,7 +2,8 @@
 //!
 //! A device fills RECVs in that order, so both ends know which RECV each message lands in, and how
 //! long that RECV is. Consecutive RECVs of one size form a run. A connection has RECVs of two
-//! sizes, so it has few runs. It has several runs only when it changes between rest and load.
+//! sizes, so it has few runs. A connection has several runs only when it changes between rest and
+//! load.
 
 use std::collections::VecDeque;
 

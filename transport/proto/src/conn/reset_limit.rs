@@ -23,7 +23,7 @@
 //! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
 //! The time passed with a message may be old (`Connection::receive`), which delays the restoring.
-//! The burst also covers this delay: in 0.6 s well-behaved clients use less than half of it.
+//! The burst also covers this delay: in 0.6 s well-behaved clients use less than half of the burst.
 
 use std::time::Instant;
 

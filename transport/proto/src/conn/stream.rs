@@ -57,7 +57,7 @@ use crate::ids::GrantId;
 use crate::payload::{LentPlace, Payload};
 
 /// Maximum number of bytes around a field that go by SEND to a peer that names memory for the
-/// field. A DATA frame with them is not split.
+/// field. A DATA frame with these bytes is not split.
 const MAX_AROUND: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +125,8 @@ pub(super) enum OutputItem {
         /// Whether these bytes lie around a field that goes by WRITE.
         around: bool,
     },
-    /// A piece that is sent by WRITE. It is boxed, because most elements are of the other kinds,
-    /// which are small.
+    /// A piece that is sent by WRITE. The piece is boxed, because most elements are of the other
+    /// kinds, which are small.
     Bulk(Box<Bulk>),
     /// A piece with a segment that may be lent.
     Lend(Box<Lend>),
@@ -178,8 +178,8 @@ impl SendHalf {
         })
     }
 
-    /// Queues a piece of a body at this place. Returns whether it goes by WRITE, because it is
-    /// longer than a SEND. If the peer names memory for the field, the few bytes around it go by
+    /// Queues a piece of a body at this place. Returns whether the piece goes by WRITE, because it
+    /// is longer than a SEND. If the peer names memory for the field, the few bytes around it go by
     /// SEND, instead of in separate grants and WRITEs.
     pub(super) fn queue_piece(
         &mut self,

@@ -124,7 +124,7 @@ impl Streams {
         key
     }
 
-    /// Removes a stream. The caller removes it from the queues.
+    /// Removes a stream. The caller removes the stream from the queues.
     #[inline]
     pub(super) fn remove(&mut self, key: usize) -> Stream {
         let mut stream = self.slab.remove(key);

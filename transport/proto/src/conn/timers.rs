@@ -70,8 +70,8 @@ impl Timers {
         self.heartbeat.deadline().is_some_and(|at| now >= at)
     }
 
-    /// Checks whether the connection has become quiet just now. PINGs then retire its extra RECVs,
-    /// if it has any.
+    /// Checks whether the connection has become quiet just now. If the connection has extra RECVs,
+    /// PINGs then retire them.
     pub(super) fn becomes_quiet(&mut self, now: Instant, has_extra_recvs: bool) -> bool {
         let quiet = self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= QUIET);
         if quiet {

@@ -82,7 +82,8 @@ pub enum Event {
     Lent {
         /// Stream that the event is about.
         stream: StreamId,
-        /// The piece. Its ends are slices of the message. Boxed, so that other events stay short.
+        /// The piece. The ends of the piece are slices of the message. Boxed, so that other events
+        /// stay short.
         lent: Box<LentBody>,
         /// Whether the peer's half has ended.
         end: bool,
@@ -137,8 +138,8 @@ pub enum Event {
     /// Reports that the connection has become quiet: only PINGs were received for 1.25 s. The
     /// driver may release resources that only a busy connection needs. The driver posts the first
     /// RECVs that were left out again
-    /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). It releases each
-    /// extra RECV once a PING has arrived in it
+    /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). The driver
+    /// releases each extra RECV once a PING has arrived in that RECV
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
     /// The driver should ask for a proof that the peer's end of the link exists, in a way that does

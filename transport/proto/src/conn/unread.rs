@@ -80,7 +80,7 @@ impl Unread {
     }
 
     /// Settles the account of a stream that is removed, with `granted` bytes that have not landed.
-    /// Its unread bytes continue to count, unless the application has released the stream.
+    /// The stream's unread bytes continue to count, unless the application has released the stream.
     #[inline]
     pub(super) fn settle(&mut self, stream: &Stream, granted: u64) {
         let held = stream.landing.held;

@@ -34,7 +34,7 @@ pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
 /// Number of spent tickets that are remembered, so that a refusal can name its cause.
 const SPENT: usize = 1024;
 
-/// A ticket. Its bytes are secret, so `Debug` does not show the bytes.
+/// A ticket. The bytes of a ticket are secret, so `Debug` does not show them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ticket(pub(crate) [u8; TICKET_LEN]);
 

@@ -15,8 +15,8 @@ use crate::path::reason::{Reason, ReasonCode};
 pub struct Diagnosis {
     /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer), the value says whether a
     /// client and a server on this host could both use RDMA. With a peer, the value says whether
-    /// calls to the peer take a fast path and succeed. That path is shared memory if the peer runs
-    /// on this host, and otherwise RDMA.
+    /// calls to the peer take a fast path and succeed. The fast path is shared memory if the peer
+    /// runs on this host, and otherwise RDMA.
     pub rdma: bool,
     /// The transport's reason if calls would not use RDMA, otherwise `None`.
     pub reason: Option<Reason>,
@@ -230,7 +230,7 @@ pub struct Device {
     pub guid: Option<String>,
     /// The device's network interfaces.
     pub interfaces: Vec<String>,
-    /// The smallest MTU of these interfaces in bytes.
+    /// The smallest MTU of the device's interfaces in bytes.
     pub interface_mtu: Option<u32>,
     /// The device's PCI Express link. `None` for software devices.
     pub pcie: Option<PcieLink>,

@@ -367,7 +367,7 @@ impl Endpoint {
     /// KiB or more in one piece). From then on, a call that transfers bulk goes to the rail with
     /// the fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB
     /// at both ends when idle. Each device has its own pool. Memory of another device's pool is
-    /// registered when a message in that memory is first sent. That message is copied once
+    /// registered when a message in that memory is first sent. The first message is copied once
     /// ([`Copied::staging`](crate::Copied::staging)). Further messages are also copied if the
     /// memlock limit leaves no room for the registration.
     ///

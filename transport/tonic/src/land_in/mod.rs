@@ -56,11 +56,11 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 ///
 /// # Who can write to the buffer
 ///
-/// Over RDMA the buffer is registered for this call alone. Its key is withdrawn when the transfer
-/// has ended, unless the buffer is to [stay registered](Self::keep_registered). Until `finish` has
-/// returned the buffer, a server that breaks the protocol can change data that it has sent, so
-/// check the bytes in the returned buffer, not in the reply. The server cannot reach any other
-/// memory of the process. The buffer counts as pinned memory, like memory of
+/// Over RDMA the buffer is registered for this call alone. The buffer's key is withdrawn when the
+/// transfer has ended, unless the buffer is to [stay registered](Self::keep_registered). Until
+/// `finish` has returned the buffer, a server that breaks the protocol can change data that it has
+/// sent, so check the bytes in the returned buffer, not in the reply. The server cannot reach any
+/// other memory of the process. The buffer counts as pinned memory, like memory of
 /// [`Context::register`](crate::Context::register), and within the same limits.
 ///
 /// Registering costs a system call, and time for each page. Registering is worth its cost for large
@@ -173,9 +173,9 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
         self
     }
 
-    /// Waits until no call uses the buffer, and returns the outcome of the last call. That call may
-    /// have begun during the wait, if the buffer is attached to several requests. The next call may
-    /// use the buffer once the field is dropped.
+    /// Waits until no call uses the buffer, and returns the outcome of the last call. The last call
+    /// may have begun during the wait, if the buffer is attached to several requests. The next call
+    /// may use the buffer once the field is dropped.
     ///
     /// # Cancel safety
     /// Cancel safe: the method changes nothing.

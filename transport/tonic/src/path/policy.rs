@@ -8,9 +8,9 @@
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | the size of each pool |
 //!
 //! The policies are `auto`, `off`, `require` and `require-verbs`. Fabrics named in `TONIC_RDMA`
-//! (`shm`, `verbs`) are allowed, and all others excluded. Their order is the order of preference:
-//! `verbs,shm` prefers RDMA even on one host. `require` means shared memory, RDMA or an error, and
-//! `require-verbs` means RDMA or an error.
+//! (`shm`, `verbs`) are allowed, and all others excluded. The order of the fabrics is the order of
+//! preference: `verbs,shm` prefers RDMA even on one host. `require` means shared memory, RDMA or an
+//! error, and `require-verbs` means RDMA or an error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
 //! new build. All variables are read each time an `Endpoint` connects and a `Server` starts.

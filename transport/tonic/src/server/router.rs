@@ -203,8 +203,8 @@ impl<L> Router<L> {
     /// Serve the connections that `incoming` yields on the TCP side.
     ///
     /// This method discards any provided TCP configuration, as in tonic. The fast path does not
-    /// depend on `incoming`. It listens on a free port, on every local address of an RDMA device,
-    /// and the Offer names the port and the addresses.
+    /// depend on `incoming`. The fast path listens on a free port, on every local address of an
+    /// RDMA device, and the Offer names the port and the addresses.
     ///
     /// When `incoming` ends, this method returns, as in tonic. The connections that `incoming`
     /// yielded are served until their clients leave, and have the fast path until then.

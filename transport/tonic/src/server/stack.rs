@@ -20,8 +20,8 @@ use crate::path::reason::Reason;
 use crate::server::builder::{ServerSettings, TraceFn};
 use crate::telemetry::spans::Calls;
 
-/// The layered service. Its type is erased once per connection and not per call, so the calls'
-/// futures keep their concrete types and need no box.
+/// The layered service. The service's type is erased once per connection and not per call, so the
+/// calls' futures keep their concrete types and need no box.
 pub(crate) struct Layered(Box<dyn Serve>);
 
 trait Serve: Send {

@@ -176,7 +176,7 @@ impl Driver {
     }
 
     /// Takes the streams that the peer has opened. Leaves out calls that were reset, and all calls
-    /// if the connection has ended. These calls never begin.
+    /// if the connection has ended. The calls that are left out never begin.
     #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();

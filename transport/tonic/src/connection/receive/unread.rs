@@ -119,7 +119,7 @@ impl Joining {
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pieces: Fifo<Piece>,
-    /// The pieces that are being joined. They follow all other pieces.
+    /// The pieces that are being joined. These pieces follow all other pieces.
     joining: Option<Box<Joining>>,
 }
 

@@ -7,7 +7,7 @@ use crate::diagnose::cures::{advice, quoted, root};
 use crate::diagnose::host::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
 
-/// Columns of these fields in a line of `/proc/net/route`.
+/// Columns in a line of `/proc/net/route`.
 const DESTINATION: usize = 1;
 const GATEWAY: usize = 2;
 const MASK: usize = 7;

@@ -16,7 +16,7 @@ use crate::diagnose::peer_report::{Direction, Measured};
 /// time.
 const MESSAGES: usize = 8;
 const AT_ONCE: usize = 4;
-/// Size of each of these messages in bytes.
+/// Size in bytes of each message of a round.
 const BULK: usize = MAX_PROBE;
 
 /// A path to measure.
