@@ -13,7 +13,8 @@ pub(crate) use tonic_rdma_doctor::Escaped;
 const MAX_COMPONENT: usize = 255;
 /// Maximum length of a name in bytes: below PATH_MAX, which includes the final NUL.
 pub(crate) const MAX_NAME: usize = 4000;
-/// The server's directory for incomplete files. No name may begin with it.
+/// The server's directory for incomplete files. No object's name may begin with the name of this
+/// directory.
 pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
 /// A validated name: relative, UTF-8, with components separated by `/`. No component is empty, `.`

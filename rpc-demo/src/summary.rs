@@ -50,9 +50,9 @@ pub(crate) struct Summary<'a> {
 
 /// Paths that the payload took.
 pub(crate) enum Routes {
-    /// To or from one server.
+    /// The payload went to one server, or came from one server.
     One(Box<Route>),
-    /// From one server to another.
+    /// The payload went from one server to another server.
     Two { from: Box<Route>, to: Box<Route> },
 }
 

@@ -35,7 +35,7 @@ const OBJECTS_MAX: u64 = 2000;
 /// Number of offsets in the pattern at which contents can begin. Consecutive objects begin at
 /// different offsets, so that their contents differ.
 const SHIFT: usize = 4096;
-/// Seed for contents and random order. The seed is constant, so that every run does the same.
+/// Seed for contents and random order. The seed is constant, so that every run does the same work.
 const SEED: u64 = 7;
 
 /// Runs the measurements that the flags select.

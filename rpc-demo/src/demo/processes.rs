@@ -217,7 +217,7 @@ impl Processes {
 }
 
 /// The number of parallel transfers if both ends share a host's processors. Each transfer waits
-/// most of the time, for a peer thread or for its own reads. With one transfer more than
+/// most of the time, for a peer thread or for its own reads. With one more transfer than
 /// processors, a sixth of the processor time was idle (README.md, "The demonstration").
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

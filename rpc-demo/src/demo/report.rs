@@ -73,7 +73,7 @@ impl Figures {
 /// All runs of one path.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Path {
-    /// The name as in `Channel::path`.
+    /// The path's name, as in `Channel::path`.
     pub(super) name: String,
     pub(super) put: Vec<Run>,
     pub(super) get: Vec<Run>,

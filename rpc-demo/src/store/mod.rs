@@ -37,7 +37,7 @@ use crate::digest::Digest;
 use crate::names::{Name, PRIVATE_DIR};
 use crate::sink::{Pending, sync_dir};
 
-/// Permission bits that the server needs in order to serve a file, and a directory.
+/// Permission bits that the server needs in order to serve a file or a directory.
 pub(crate) const MIN_FILE: u32 = 0o400;
 pub(crate) const MIN_DIRECTORY: u32 = 0o500;
 

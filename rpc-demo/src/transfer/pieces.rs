@@ -86,7 +86,8 @@ impl Pieces {
             return Err(breach(what, "its answer does not begin with a header"));
         };
         let digest = digest.map(Digest::from);
-        // The channel may have left the path of this call since, and may now report another path.
+        // The channel may have left the path of this call since then, and may now report another
+        // path.
         let body = if before == Body::MayChange { before } else { connection.body() };
         let fetching = Fetching { what, stream, body, data, digest };
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))

@@ -208,7 +208,7 @@ fn together(apart: &mut Apart, taken: &SplitMessage, small: Bytes) -> BodyChunk 
     BodyChunk { segments, len: HEADER + taken.len, apart: true, longest }
 }
 
-/// A FIFO queue. The first element is stored inline, so a queue that never holds a second one
+/// A FIFO queue. The first element is stored inline, so a queue that never holds a second element
 /// allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Fifo<T> {

@@ -151,7 +151,7 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             pending_messages::ArrivedMessage::Whole(message) => message.reader(&mut window),
             pending_messages::ArrivedMessage::Lent(piece) => piece.message(&mut window),
         };
-        // Protobuf errors become INTERNAL, like those of tonic-prost.
+        // Protobuf errors become INTERNAL, as in tonic-prost.
         U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 

@@ -33,7 +33,7 @@ pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
 
 thread_local! {
     static STATE: Cell<EncoderState> = const { Cell::new(EncoderState::NONE) };
-    /// Messages that have been split. Valid if [`EncoderState::apart`] is set.
+    /// Messages that have been split. The value is valid if [`EncoderState::apart`] is set.
     static APART: Cell<Option<Box<Apart>>> = const { Cell::new(None) };
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }

@@ -25,10 +25,10 @@ const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 /// A keep-alive like HTTP/2's, to which the peer's process has to reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// A PING is sent after this time without a message. At most a day.
+    /// A PING is sent after this time without a message. The time is at most a day.
     pub interval: Duration,
     /// The peer counts as dead if neither the answer nor another message arrives within this time.
-    /// At most a day.
+    /// The time is at most a day.
     pub timeout: Duration,
     /// PINGs are also sent while no stream is open.
     pub while_idle: bool,
@@ -76,7 +76,7 @@ pub struct Config {
     pub bulk_window: u32,
     /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
     /// provided that its stream has nothing else granted or unread. A longer message lands in
-    /// parts, however long it is. No effect below `bulk_window`; default 0.
+    /// parts, however long it is. A value below `bulk_window` has no effect. Default 0.
     pub whole: u32,
     /// Maximum bytes that are granted or unread in all streams together. Beyond this total, a
     /// stream gets memory only for the one message that its reader waits for, or, if the stream
@@ -87,9 +87,9 @@ pub struct Config {
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
     /// Alignment of landed payload in bytes: the longest [aligned
-    /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this. With an
-    /// alignment of 1, the addresses of source and destination are equal modulo 64 instead. A power
-    /// of two, 1 to 4,096; default 64.
+    /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this value. With
+    /// an alignment of 1, the addresses of source and destination are equal modulo 64 instead. A
+    /// power of two, 1 to 4,096; default 64.
     pub align: u16,
     /// Number of standing grants kept with a peer that sends bulk. 0 turns them off; default 4, at
     /// most 64.

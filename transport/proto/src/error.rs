@@ -198,7 +198,7 @@ pub enum Breach {
         stream: StreamId,
     },
     /// The peer ended its half of a stream while it held grants for this stream, or waited for
-    /// some.
+    /// grants.
     #[error("{0} ended with grants held or asked for")]
     EndWithGrants(StreamId),
     /// A GRANT that is empty, exceeds the address space, was not requested, is too short, or has an

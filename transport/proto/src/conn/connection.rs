@@ -301,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Whether the drain is complete: the peer opens no more streams, and none is left.
+    /// Whether the drain is complete: the peer opens no more streams, and no stream is left.
     pub fn is_drained(&self) -> bool {
         let is_drained = self.life.stage == Lifecycle::Drained;
         is_drained && self.streams.is_empty() && !self.output.has_output()

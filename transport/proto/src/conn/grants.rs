@@ -257,7 +257,7 @@ impl Grants {
         self.standing_bytes = bytes;
     }
 
-    /// Recalls all standing grants, and gives none until the peer sends bulk.
+    /// Recalls all standing grants, and gives no standing grants until the peer sends bulk.
     pub(super) fn recall_standing(&mut self, streams: &mut Streams, control: &mut Control) {
         self.active = false;
         self.recent = [0; 8];

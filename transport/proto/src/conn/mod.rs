@@ -62,7 +62,7 @@
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
 //! for another grant. Such a transfer waits for credits and for room in the send queue, and both
-//! always come back. If the peer keeps a grant all the same, this side recalls it when others want
+//! always come back. If the peer keeps a grant nevertheless, this side recalls it when others want
 //! its memory (`grants`), and the peer must answer in time (`answer_clock`).
 
 mod alignment;

@@ -90,7 +90,7 @@ impl OutputQueue {
         std::mem::replace(&mut self.waited_for_credit, true)
     }
 
-    /// Returns whether output has waited for a credit, and resets this.
+    /// Returns whether output has waited for a credit, and resets this state.
     pub(super) fn take_waited(&mut self) -> bool {
         std::mem::take(&mut self.waited_for_credit)
     }

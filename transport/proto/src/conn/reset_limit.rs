@@ -1,8 +1,8 @@
 //! Limits the streams that a client resets before they are answered.
 //!
-//! A reset stream makes room for the next one at once, so the limit of open streams does not bound
-//! the number of calls that a client starts and cancels (HTTP/2 rapid reset, CVE-2023-44487). Each
-//! call costs the server the start of a handler. A budget bounds the resets:
+//! A reset stream makes room for the next stream at once, so the limit of open streams does not
+//! bound the number of calls that a client starts and cancels (HTTP/2 rapid reset, CVE-2023-44487).
+//! Each call costs the server the start of a handler. A budget bounds the resets:
 //!
 //! | event | change of the budget |
 //! |---|---|

@@ -283,7 +283,7 @@ impl Connection {
         }
     }
 
-    /// Handles that END has been emitted.
+    /// Handles the emission of END.
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         stream.send.state = SendState::Ended;

@@ -38,8 +38,8 @@ impl Unread {
     }
 
     /// Whether there is room for `want` bytes of a stream. Messages are not split to fit. Any
-    /// message may exceed the limit if nothing else is unread. A short message may exceed it if its
-    /// stream has nothing else granted or unread.
+    /// message may exceed the limit if nothing else is unread. A short message may exceed the limit
+    /// if its stream has nothing else granted or unread.
     pub(super) fn has_room(&self, stream: &Stream, want: u32) -> bool {
         let floor = stream.landing.held == 0 && want <= self.first_window;
         floor || self.held == 0 || u64::from(want) <= self.room()

@@ -132,7 +132,7 @@ impl OfferService {
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
-    /// the connection is a gateway's, because the gateway's identity is not that of its clients.
+    /// the connection is a gateway's, because the gateway's identity is not its clients' identity.
     fn identity(
         &self,
         connection: Option<&Connection>,

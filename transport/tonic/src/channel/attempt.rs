@@ -26,7 +26,7 @@ use crate::telemetry::stats::Counters;
 
 /// Time without an answer after which a second request is sent. A server answers within some
 /// milliseconds. A server that is too busy to answer the first request within this time answers the
-/// second one late as well.
+/// second request late as well.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The inputs of an attempt at the fast path.
@@ -182,7 +182,7 @@ impl Plan {
     }
 
     /// Connects over one rail. If no answer comes within [`SILENCE`], a second request with its own
-    /// ticket is sent in parallel with the first. A new request replaces the second one after
+    /// ticket is sent in parallel with the first. A new request replaces the second request after
     /// [`SILENCE`], then after twice that time, and so on, because the connection manager repeats a
     /// lost request only after four seconds. The first answer counts, however long the proof of the
     /// path then takes.
@@ -269,8 +269,8 @@ impl Plan {
 }
 
 /// Returns the first answer to a request, or to further requests that are made after [`SILENCE`].
-/// The first request sets `answered[0]`, and all later ones set `answered[1]`. A request that fails
-/// on this host before the server answers does not count as answered, and the other request
+/// The first request sets `answered[0]`, and all later requests set `answered[1]`. A request that
+/// fails on this host before the server answers does not count as answered, and the other request
 /// continues. If no request is answered, the result is the first request's error.
 async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,

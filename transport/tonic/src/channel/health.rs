@@ -38,7 +38,7 @@ const DOUBLINGS: u32 = 7;
 #[derive(Debug, Default)]
 pub(super) struct Group {
     counts: Mutex<Counts>,
-    /// Notified when the number of endpoints, or of resting ones, changes.
+    /// Notified when the number of endpoints, or of resting endpoints, changes.
     changed: Arc<Notify>,
 }
 
@@ -99,7 +99,7 @@ impl Health {
 pub(super) struct Watched {
     channel: Channel,
     health: Arc<Health>,
-    /// Present while the endpoint rests and the balancer has polled it.
+    /// The events to wait for, while the endpoint rests and the balancer has polled the endpoint.
     rest: Option<Rest>,
     _member: Option<Membership>,
 }

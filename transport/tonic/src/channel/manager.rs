@@ -70,7 +70,7 @@ impl Manager {
     /// calls in flight have ended.
     async fn run(self) {
         let Self { shared, plan, mut stop, executor, fast_path_timeout, mut log } = self;
-        // The managers of the other connections end together with this one.
+        // The managers of the other connections end together with this manager.
         let mut further = Vec::new();
         let open = |connection| {
             let state = Arc::new(shared.further());
@@ -237,8 +237,8 @@ struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// Whether the connection is not the channel's first one. Only the first connection decides the
-    /// path, so other connections log only at DEBUG.
+    /// Whether the channel had another connection before this connection. Only the first connection
+    /// decides the path, so other connections log only at DEBUG.
     further: bool,
     throttle: LogThrottle,
 }

@@ -170,8 +170,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// The bytes are not a valid URI. The error type is that of tonic's method of the same name,
-    /// whereas [`Endpoint::from_shared`] returns [`Error`].
+    /// The bytes are not a valid URI. The error type is the same as for tonic's method of this
+    /// name, whereas [`Endpoint::from_shared`] returns [`Error`].
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, InvalidUri> {
         Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
     }
@@ -274,9 +274,9 @@ impl Channel {
     }
 
     /// The pool of the current fast path, whose buffers are sent without a copy. For a
-    /// [balanced](Channel::balance_list) channel, the pool is that of the first endpoint that has a
-    /// fast path. While calls go over TCP, the pool consists of ordinary memory of the same size,
-    /// so code that fills buffers needs no branch. A buffer can be sent over any path. If the
+    /// [balanced](Channel::balance_list) channel, the result is the pool of the first endpoint that
+    /// has a fast path. While calls go over TCP, the pool consists of ordinary memory of the same
+    /// size, so code that fills buffers needs no branch. A buffer can be sent over any path. If the
     /// buffer lies in another device's pool, the first message is copied, and later messages are
     /// copied unless the memlock limit leaves room to register the memory with both devices.
     ///
@@ -293,7 +293,7 @@ impl Channel {
 
     /// The context whose devices and pools the channel uses, for example to
     /// [register](crate::Context::register) memory with them. For a
-    /// [balanced](Channel::balance_list) channel, the context is that of the first endpoint.
+    /// [balanced](Channel::balance_list) channel, the result is the context of the first endpoint.
     pub fn context(&self) -> crate::Context {
         match &*self.0 {
             ChannelKind::One(one) => one.context.clone(),

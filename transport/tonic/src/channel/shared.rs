@@ -110,7 +110,7 @@ impl ChannelState {
     }
 
     /// Returns the state of another connection. The other connection never requires the fast path,
-    /// because calls take the first connection until the other one is up.
+    /// because calls take the first connection until the other connection is up.
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());

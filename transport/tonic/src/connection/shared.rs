@@ -87,7 +87,7 @@ impl SharedConnection {
     }
 
     /// Whether this process made the connection. A child of fork(2) takes no locks of a parent's
-    /// connection and drops no part of it (R23).
+    /// connection and drops no part of that connection (R23).
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.state.is_own()

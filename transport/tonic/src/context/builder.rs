@@ -86,8 +86,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Set whether peers on this host may lend this process messages that they send over shared
-    /// memory. Off by default: a peer then copies its messages, and a peer that lends anyway
+    /// Set whether peers on this host may lend to this process the messages that they send over
+    /// shared memory. Off by default: a peer then copies its messages, and a peer that lends anyway
     /// violates the protocol.
     ///
     /// With `true` this process maps its peers' memory, read-only, and a field of type `Bytes` may

@@ -32,7 +32,7 @@ const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
 /// first use. Even in the smallest pool, several messages of 16 MiB can land in one piece each.
 const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 
-/// Bytes of the smallest default, for machines with very little memory.
+/// The smallest default size in bytes, for machines with very little memory.
 const SMALLEST: usize = 4 << 20;
 
 /// The sizes that the operator has set. A channel or server refuses bad sizes when it starts.

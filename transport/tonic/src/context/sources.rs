@@ -14,8 +14,8 @@ pub(crate) struct Sources {
     pub(crate) named: bool,
     /// Devices on a NUMA node that this process does not run on.
     pub(crate) far: Vec<String>,
-    /// The pairs of an address and a destination outside its network that the kernel routes through
-    /// the address' interface.
+    /// Pairs of an address and a destination outside the address's network. The kernel routes the
+    /// destination through the address's interface.
     pub(crate) routed: Vec<(IpAddr, IpAddr)>,
 }
 

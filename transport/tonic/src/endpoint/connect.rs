@@ -218,8 +218,8 @@ impl Endpoint {
     }
 
     /// Whether calls fail instead of going over TCP. `true` is the same as
-    /// [`policy`](Endpoint::policy)`(Policy::Require)`, `false` as `Policy::Auto`. Shared memory
-    /// satisfies the requirement as well as RDMA.
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`, and `false` is the same as `Policy::Auto`.
+    /// Shared memory satisfies the requirement as well as RDMA.
     ///
     /// With `true`, [`connect`](Endpoint::connect) waits for the fast path, and without a fast path
     /// fails with [`Cause::Required`](crate::Cause::Required) and the [`Reason`](crate::Reason). On
@@ -231,8 +231,9 @@ impl Endpoint {
     }
 
     /// Whether calls fail instead of going over TCP or shared memory. `true` is the same as
-    /// [`policy`](Endpoint::policy)`(Policy::RequireVerbs)`, `false` as `Policy::Auto`. In all
-    /// other respects, this method is like [`require_fast_path`](Endpoint::require_fast_path).
+    /// [`policy`](Endpoint::policy)`(Policy::RequireVerbs)`, and `false` is the same as
+    /// `Policy::Auto`. In all other respects, this method is like
+    /// [`require_fast_path`](Endpoint::require_fast_path).
     pub fn require_rdma(self, require: bool) -> Self {
         self.policy(if require { Policy::RequireVerbs } else { Policy::Auto })
     }

@@ -59,7 +59,7 @@ pub enum ReasonCode {
     /// One end may not create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
     /// system call filter forbids memfd_create(2).
     MemoryFiles,
-    /// The system lets one end share no memory: the boot ID in /proc cannot be read, or Unix
+    /// The system does not let one end share memory: the boot ID in /proc cannot be read, or Unix
     /// sockets are forbidden.
     NoSharedMemory,
     /// RDMA belongs to this process's parent, which used RDMA before it forked.

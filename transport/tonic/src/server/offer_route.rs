@@ -65,7 +65,7 @@ where
 /// These requests pass through the server's layers like every call, so that a layer that excludes a
 /// client also excludes the client from the fast path. A layer may skip these requests if the layer
 /// counts, limits or sheds requests, or requires data that only the service's own clients send. A
-/// layer that authenticates or admits clients must not skip them.
+/// layer that authenticates or admits clients must not skip these requests.
 ///
 /// ```
 /// use http::Request;

@@ -132,7 +132,7 @@ impl Drop for OpenSpan {
 }
 
 pin_project! {
-    /// A call in its span. The response's body keeps the span.
+    /// A call that runs in a span. The response's body keeps the span.
     pub(crate) struct Spanned<F> {
         #[pin]
         call: F,

@@ -314,7 +314,7 @@ impl ServerStats {
         self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
     }
 
-    /// Creates counters for a connection. Dropping the counters adds their values to those of
+    /// Creates counters for a connection. Dropping the counters adds their values to the sum over
     /// closed connections.
     pub(crate) fn connection(&self) -> ConnectionCounters {
         let durations = self.tcp().durations.clone();

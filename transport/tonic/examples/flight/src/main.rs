@@ -3,7 +3,7 @@
 //! host to itself.
 //!
 //! `cargo run --release -p tonic-rdma-example-flight` prints the rates, their ratios and the copied
-//! bytes. Both servers run the same service, each on its own threads.
+//! bytes. Both servers run the same service, each server on its own threads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;

@@ -247,7 +247,7 @@ impl Rails {
         std::iter::once(first).chain(others).filter_map(ChannelState::established).collect()
     }
 
-    /// Whether another connection is up, so that it could replace the first one.
+    /// Whether another connection is up, so that it could replace the first connection.
     pub(super) fn has_another(&self) -> bool {
         self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))
     }

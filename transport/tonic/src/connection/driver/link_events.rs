@@ -13,7 +13,7 @@ use crate::connection::state::ConnectionState;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Number of polls for the completion of the last message of a connection whose driver is dropped.
+/// Number of polls for the completion of a connection's last message, after the driver was dropped.
 const GOODBYE_POLLS: usize = 1000;
 
 impl ConnectionState {

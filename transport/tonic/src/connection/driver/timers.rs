@@ -3,8 +3,8 @@
 //! A connection has one timer. The timer is set for the earliest of the protocol's time limits, the
 //! waits for landing memory, and the turns that return memory at rest. The timer is set again only
 //! after it has expired, or when an earlier deadline may have appeared, because most deadlines are
-//! replaced by later ones long before they expire. A connection at rest sets no timer if its link
-//! reports the peer's end.
+//! replaced by later deadlines long before they expire. A connection at rest sets no timer if its
+//! link reports the peer's end.
 //!
 //! | life | event | next |
 //! |---|---|---|

@@ -35,8 +35,9 @@ const LONG_INTERFACE: u32 = 4200;
 const SLOW_WAKE: u64 = 50;
 /// Minimum number of a device's interrupts for a meaningful distribution over processors.
 const MANY_INTERRUPTS: u64 = 10_000;
-/// A limit below this number of objects of a process on a device counts as low. A server with 1,000
-/// connections needs more, because each connection has a queue pair and some chunks of memory.
+/// If a process may have fewer objects on a device than this number, the limit counts as low. A
+/// server with 1,000 connections needs more, because each connection has a queue pair and some
+/// chunks of memory.
 const FEW_OBJECTS: u64 = 4_000;
 
 /// Settings of the program and its environment that affect hints.

@@ -51,7 +51,7 @@ impl Durations {
 }
 
 /// Whether the program has installed a recorder. Without a recorder, the facade uses a recorder of
-/// size zero, whose handles look like those of other recorders.
+/// size zero, whose handles look like the handles of other recorders.
 fn is_recording() -> bool {
     ::metrics::with_recorder(|recorder| size_of_val(recorder) > 0)
 }
