@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 
 /// Parses an address such as `127.0.0.1:50051`, `[::1]:50051` or `localhost:50051`. Resolves a host
-/// name. If the name has several addresses, the first IPv4 address is chosen, because clients try
-/// it by default.
+/// name. If the name has several addresses, the first IPv4 address is chosen, because clients use
+/// an IPv4 address by default.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(addr) = text.parse() {
         return Ok(addr);

@@ -72,7 +72,7 @@ pub enum Frame {
     Lent { stream: u32, end: bool, lent: Box<LentBody> },
     /// Ends a lease: the receiver of LENT no longer reads the memory.
     Return { lease: u32 },
-    /// Announces that the rest of a body goes by DATA. With `own`, the frame's sender sends this
+    /// Announces that the rest of a body is sent by DATA. With `own`, the frame's sender sends this
     /// body. Without `own`, the frame's sender receives this body.
     Decline { stream: u32, own: bool },
 }

@@ -22,7 +22,7 @@
 //! | `keep_alive` | the program's own keep-alive |
 //! | `streams` | the streams by key and by id |
 //! | `stream` | a stream's two halves and their transition tables |
-//! | `transfers` | a stream's transfers that go by WRITE |
+//! | `transfers` | a stream's transfers that are sent by WRITE |
 //! | `requests` | the peer's requests for memory on a stream |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
 //! | `output_queue` | the output: which streams send and write next |

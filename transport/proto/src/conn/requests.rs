@@ -70,7 +70,7 @@ pub(super) struct StreamLanding {
     pub(super) open_grants: u32,
     /// The number of `open_grants` that have been recalled.
     pub(super) recalled: u32,
-    /// Whether this side grants the stream no more memory, so that the rest of the body comes by
+    /// Whether this side grants the stream no more memory, so that the rest of the body is sent by
     /// DATA.
     pub(super) declined: bool,
     /// Whether the driver has been asked for named memory.

@@ -29,7 +29,7 @@
 //!
 //! # Without landing memory
 //!
-//! Without landing memory, the rest of a body goes by DATA, within the stream's window. Each
+//! Without landing memory, the rest of a body is sent by DATA, within the stream's window. Each
 //! direction of a stream changes to DATA separately, and does not change back:
 //!
 //! | a stream's body is received | on | next |
@@ -43,8 +43,8 @@
 //! | by WRITE and DATA | a GRANT of memory that this side cannot write to (`Connection::cannot_write`): ABORT, and DECLINE with OWN | by DATA |
 //!
 //! Memory that was granted before is written, and ends with DONE or, after a RECALL, with ABORT.
-//! After that, the rest of the current message and all later messages go by DATA. The receiver
-//! forgets REQUESTs that cross its DECLINE.
+//! After that, the rest of the current message and all later messages are sent by DATA. The
+//! receiver forgets REQUESTs that cross its DECLINE.
 
 use std::collections::VecDeque;
 
@@ -56,7 +56,7 @@ use crate::config::Terms;
 use crate::ids::GrantId;
 use crate::payload::{LentPlace, Payload};
 
-/// Maximum number of bytes around a field that go by SEND to a peer that names memory for the
+/// Maximum number of bytes around a field that are sent by SEND to a peer that names memory for the
 /// field. A DATA frame with these bytes is not split.
 const MAX_AROUND: usize = 256;
 
@@ -122,7 +122,7 @@ pub(super) enum OutputItem {
     Eager {
         payload: Payload,
         end: bool,
-        /// Whether these bytes lie around a field that goes by WRITE.
+        /// Whether these bytes lie around a field that is sent by WRITE.
         around: bool,
     },
     /// A piece that is sent by WRITE. The piece is boxed, because most elements are of the other
@@ -163,8 +163,8 @@ pub(super) struct SendHalf {
     pub(super) window: u32,
     /// Whether the peer names memory for large messages, so that this side uses no standing grants.
     pub(super) peer_names: bool,
-    /// Whether the rest of the body goes by DATA, because the peer grants no memory, or none that
-    /// this side can write to.
+    /// Whether the rest of the body is sent by DATA, because the peer grants no memory, or only
+    /// memory that this side cannot write to.
     pub(super) sends_data: bool,
 }
 
@@ -178,9 +178,9 @@ impl SendHalf {
         })
     }
 
-    /// Queues a piece of a body at this place. Returns whether the piece goes by WRITE, because it
-    /// is longer than a SEND. If the peer names memory for the field, the few bytes around it go by
-    /// SEND, instead of in separate grants and WRITEs.
+    /// Queues a piece of a body at this place. Returns whether the piece is sent by WRITE, because
+    /// it is longer than a SEND. If the peer names memory for the field, the few bytes around the
+    /// field are sent by SEND, instead of in separate grants and WRITEs.
     pub(super) fn queue_piece(
         &mut self,
         at: usize,

@@ -1,4 +1,4 @@
-//! The transfers of a stream that go by WRITE, and the peer's memory that they are bound to.
+//! The transfers of a stream that are sent by WRITE, and the peer's memory that they are bound to.
 
 use std::collections::VecDeque;
 

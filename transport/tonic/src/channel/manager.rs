@@ -237,7 +237,7 @@ struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// Whether the channel had another connection before this connection. Only the first connection
+    /// True for every connection except the channel's first connection. Only the first connection
     /// decides the path, so other connections log only at DEBUG.
     further: bool,
     throttle: LogThrottle,

@@ -85,7 +85,7 @@ impl DeviceMonitor {
         if let Some(watch) = self.watch()
             && let Err(error) = fabric.tell_removal(watch)
         {
-            tracing::debug!(%error, device = fabric.name(), "its removal will be noticed late");
+            tracing::debug!(%error, device = fabric.name(), "the removal will be noticed late");
         }
     }
 
@@ -115,7 +115,7 @@ impl DeviceMonitor {
 }
 
 fn untold(error: &io::Error) {
-    tracing::debug!(%error, "the kernel does not tell of changes: looking every second");
+    tracing::debug!(%error, "the kernel does not report changes: the host is checked every second");
 }
 
 async fn monitor<F, Fut>(

@@ -53,7 +53,7 @@ impl SurveyState {
                 return None;
             }
             let watch = HostWatch::new().inspect_err(|error| {
-                tracing::debug!(%error, "the kernel does not tell of changes: nothing is kept");
+                tracing::debug!(%error, "the kernel does not report changes: no survey is kept");
             });
             self.watch = Some(watch.ok());
             return Some(true);
@@ -86,7 +86,7 @@ impl Survey {
         if let Some(Some(watch)) = &self.state().watch
             && let Err(error) = fabric.tell_removal(watch)
         {
-            tracing::debug!(%error, device = fabric.name(), "its events are noticed late");
+            tracing::debug!(%error, device = fabric.name(), "device events will be noticed late");
         }
     }
 

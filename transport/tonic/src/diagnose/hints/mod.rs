@@ -385,7 +385,7 @@ mod tests {
         assert!(command(&hint).starts_with("numactl --cpunodebind=1 --membind=1"));
         system.runs_on("0-8");
         assert_eq!(hints_of(&system), []);
-        // A single node, or an unknown one.
+        // The machine has a single node, or the node is unknown.
         system.file(&format!("sys/devices/{PCI}/numa_node"), "-1\n");
         system.runs_on("0");
         assert_eq!(hints_of(&system), []);

@@ -189,8 +189,8 @@ mod tests {
             hint.cures[0].command.as_deref(),
             Some(&*format!("mkdir -p {dir} && echo 106 > {dir}/ports/1/default_roce_tos"))
         );
-        // The program sets its own, or both ports have the same one. The second port's comes from
-        // its driver's file.
+        // The program sets its own type of service, or both ports have the same type. The second
+        // port's type comes from the driver's file.
         assert_eq!(traffic_class(&system.devices(4096), true), None);
         tos("mlx5_1", "12\n");
         assert!(hint_of().is_some());
