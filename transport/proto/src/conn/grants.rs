@@ -170,8 +170,8 @@ impl Grants {
         }
         streams.sort_unstable();
         streams.dedup();
-        // Recall no grants of streams that are no longer read: the peer has to return these in any
-        // case.
+        // Recall no grants of streams that are no longer read: the peer has to return these grants
+        // in any case.
         streams.retain(|id| all.key(*id).is_some_and(|key| all[key].recv.state.is_read()));
         for (id, grant) in &self.out {
             let stream = grant.given.stream;

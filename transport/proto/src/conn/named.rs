@@ -5,7 +5,7 @@
 //! the grants end where the field begins and ends. The field lands in the named memory, which
 //! counts in no window, and the bytes around it in landing memory. A sender that knows that its
 //! peer names memory sends the few bytes around the field by DATA, and requests memory for the
-//! field alone, so that a message takes one grant instead of three. A server learns from LANDS that
+//! field alone. A message then takes one grant instead of three. A server learns from LANDS that
 //! its peer names memory. A client learns that its peer names memory from the first grant that ends
 //! where a field begins.
 //!

@@ -6,11 +6,11 @@
 //! message ends later than it would if all streams took turns, by at most the time in which its own
 //! bytes are written.
 //!
-//! The order is weighted fair queueing by message, with equal weights: the virtual clock counts the
-//! bytes that each stream would have written if all took turns, and the message that would end
-//! first by that clock goes first. The algorithm is from Demers, Keshav and Shenker, "Analysis and
-//! simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike in that algorithm, a message in
-//! progress is interrupted for a message that would end earlier.
+//! The order is weighted fair queueing by message, with equal weights. The virtual clock counts the
+//! bytes that each stream would have written if all streams took turns. The message that would end
+//! first by that clock is written first. The algorithm is from Demers, Keshav and Shenker,
+//! "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike in that algorithm,
+//! a message in progress is interrupted for a message that would end earlier.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
