@@ -1,4 +1,5 @@
 //! Polls a body that is being sent, and replaces placeholders with the segments of their messages.
+//! Also has the queue for the resulting chunks.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

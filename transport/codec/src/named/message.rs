@@ -1,4 +1,4 @@
-//! Decodes a message whose longest `bytes` field is to lie in the caller's buffer.
+//! Gathers and decodes a message whose longest `bytes` field is to lie in the caller's buffer.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

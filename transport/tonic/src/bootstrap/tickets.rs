@@ -1,4 +1,4 @@
-//! The one-time tickets that a server has issued.
+//! The one-time tickets that a server has issued, and the networks that tickets count against.
 //!
 //! | state | issue | redeem | time |
 //! |---|---|---|---|

@@ -1,4 +1,5 @@
-//! The addresses of this host from which connections can be made, and their routes.
+//! The addresses of this host from which connections can be made, with their routes, and the NUMA
+//! nodes of devices.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,5 @@
-//! Decides whether to use the fast path, from builder settings and the environment.
+//! Decides whether to use the fast path, from builder settings and the environment, and whether
+//! calls may leave this host unencrypted.
 //!
 //! | variable | values | effect |
 //! |---|---|---|

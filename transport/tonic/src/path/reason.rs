@@ -1,4 +1,4 @@
-//! Why a channel or a server is not on the fast path.
+//! Why a channel or a server is not on the fast path. Also escapes and shortens the texts of peers.
 
 use std::fmt::{self, Write};
 

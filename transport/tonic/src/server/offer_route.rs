@@ -1,4 +1,4 @@
-//! Adds the Offer to a service without routes.
+//! Adds the Offer to a service without routes, and recognises Offers.
 
 use std::future::Future;
 use std::pin::Pin;

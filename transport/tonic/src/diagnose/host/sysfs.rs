@@ -1,4 +1,5 @@
-//! Reads RDMA devices and network interfaces as the kernel lists them, with or without rdma-core.
+//! Reads RDMA devices, their PCI links and network interfaces as the kernel lists them, with or
+//! without rdma-core.
 
 use std::net::Ipv6Addr;
 
