@@ -1,7 +1,7 @@
 //! Uploads: objects that arrive in ranges, and that a client can resume after an interruption.
 //!
 //! An upload's file has its full length from the start and is filled range by range. The server
-//! keeps only in memory which ranges the file holds. After an interruption the checksums of its
+//! records only in memory which ranges the file holds. After an interruption the checksums of its
 //! ranges are compared with the checksums of the sender's file. So no stored state can be wrong,
 //! even after a crash.
 //!

@@ -15,9 +15,9 @@
 //!
 //! With this table the sender computes the **begin** of the message: the address of the message's
 //! first byte, modulo the modulus. A REQUEST states the begin, and the receiver grants memory whose
-//! address is congruent to it. Each further part starts at an address congruent to the end of the
-//! previous part. In a standing grant, the sender writes from the first address that is congruent
-//! to the begin, and DONE states the offset of that address in the grant.
+//! address is congruent to the begin. Each further part starts at an address congruent to the end
+//! of the previous part. In a standing grant, the sender writes from the first address that is
+//! congruent to the begin, and DONE states the offset of that address in the grant.
 
 use crate::payload::Payload;
 

@@ -4,10 +4,10 @@
 //!
 //! A grant whose memory is wanted elsewhere is recalled; `peer_grants` describes what the peer does
 //! then. Bytes that the peer returns unwritten are wanted again without another REQUEST, because
-//! both sides know their number. This side restores these bytes to their request, at its place
-//! among the stream's requests. This side answers no request of the stream until all recalled
-//! grants of the stream have ended, because the order of GRANTs determines which request each GRANT
-//! answers.
+//! both sides know the number of these bytes. This side restores these bytes to their request, at
+//! its place among the stream's requests. This side answers no request of the stream until all
+//! recalled grants of the stream have ended, because the order of GRANTs determines which request
+//! each GRANT answers.
 //!
 //! All grants of a stream are recalled together. Otherwise a transfer could keep memory while an
 //! earlier transfer waits for memory, and both might wait for each other.

@@ -12,9 +12,9 @@
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
 //! The bytes that a request loses this way are wanted again without another REQUEST, because both
-//! sides know their number. If a later transfer of the stream has a standing grant, the recalled
-//! grant is written instead of aborted. Otherwise the later transfer would keep memory while the
-//! earlier one waits for memory, and both might wait for each other.
+//! sides know the number of these bytes. If a later transfer of the stream has a standing grant,
+//! the recalled grant is written instead of aborted. Otherwise the later transfer would keep memory
+//! while the earlier one waits for memory, and both might wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 

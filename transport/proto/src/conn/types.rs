@@ -169,8 +169,8 @@ pub enum Unsent {
 pub struct GrantMemory {
     /// The driver's key, returned in [`Event::Landed`] or [`Event::Returned`].
     pub key: usize,
-    /// Address for the peer's WRITEs. Like the address of the memory itself, it is a multiple of
-    /// the larger of 64 and [`Config::align`](crate::Config::align).
+    /// Address for the peer's WRITEs. Like the address of the memory itself, this address is a
+    /// multiple of the larger of 64 and [`Config::align`](crate::Config::align).
     pub addr: u64,
     /// Remote key.
     pub rkey: u32,

@@ -90,7 +90,7 @@ fn over_pipe(channel: Channel, origin: Uri, executor: SharedExec) -> tonic::tran
         spawn.spawn(serve(server, channel.clone(), spawn.clone()));
         ready(Ok::<_, Infallible>(TokioIo::new(client)))
     });
-    // tonic refuses `https` without TLS of its own, which a pipe does not need.
+    // tonic refuses `https` unless tonic itself adds TLS, which a pipe does not need.
     Endpoint::from_static("http://tonic-rdma.invalid")
         .origin(origin)
         .initial_stream_window_size(STREAM_WINDOW)

@@ -296,8 +296,8 @@ impl Log {
         if self.further {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
-        // Log only at DEBUG, because the runtime is shutting down and another of its threads has
-        // noticed first.
+        // Log only at DEBUG, because the runtime is shutting down, and another of its threads has
+        // already ended the connection.
         if (reason.code(), reason.side()) == (ReasonCode::GoAway, reason::Side::Local) {
             return tracing::debug!(origin = %self.origin, %reason, "this end has closed the connection");
         }

@@ -23,7 +23,7 @@ pub struct Peer {
     /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
     /// The payload of the path's longest packet in bytes, as in [`PathInfo`](crate::PathInfo). If
-    /// it is less than the MTU of this host's port, the server's port has the smaller MTU.
+    /// this value is less than the MTU of this host's port, the server's port has the smaller MTU.
     pub path_mtu: Option<u32>,
     /// The reason for TCP, if the path is TCP.
     pub reason: Option<Reason>,

@@ -59,9 +59,9 @@ impl ConnectionLimits {
         }
     }
 
-    /// Waits for the turn of a request that has this place. `own` counts the client's handshakes.
-    /// Returns `None` if the client has too many handshakes, or if the turn does not come within
-    /// [`TURN_LIMIT`].
+    /// Waits for the turn of a request that has this place in the queue. `own` counts the client's
+    /// handshakes. Returns `None` if the client has too many handshakes, or if the turn does not
+    /// come within [`TURN_LIMIT`].
     pub(super) async fn turn(
         &self,
         place: OwnedSemaphorePermit,
