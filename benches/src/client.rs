@@ -21,6 +21,7 @@ use crate::contender::{Contender, Source, Transport};
 use crate::measure::Calls;
 use crate::pb::{self, Blob};
 use crate::service::{self, MAX_MESSAGE, WINDOWS};
+use crate::session::Start;
 use crate::work::{Kind, Row};
 
 /// A stub with either codec.
@@ -57,9 +58,10 @@ impl Client {
         contender: Contender,
         server_addr: &str,
         room: Option<usize>,
+        start: Start,
     ) -> anyhow::Result<Self> {
         let client = Self::with_channel(
-            Channel::connect(contender, server_addr, room).await?,
+            Channel::connect(contender, server_addr, room, start).await?,
             contender.zero_copy(),
         );
         let buffers = contender.lands_in().map(Buffers::new);
@@ -245,11 +247,16 @@ impl Channel {
         contender: Contender,
         server_addr: &str,
         room: Option<usize>,
+        start: Start,
     ) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
         Ok(match contender.transport() {
             Transport::Tonic { unix: false } => {
-                Self::Tonic(tonic_endpoint(format!("http://{server_addr}"))?.connect().await?)
+                let endpoint = tonic_endpoint(format!("http://{server_addr}"))?;
+                Self::Tonic(match start {
+                    Start::Connect => endpoint.connect().await?,
+                    Start::Lazy => endpoint.connect_lazy(),
+                })
             }
             Transport::Tonic { unix: true } => {
                 let path = server_addr.to_owned();
@@ -259,27 +266,28 @@ impl Channel {
                         Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?))
                     }
                 });
-                Self::Tonic(
-                    tonic_endpoint("http://unix.invalid")?
-                        .connect_with_connector(connector)
-                        .await?,
-                )
+                let endpoint = tonic_endpoint("http://unix.invalid")?;
+                Self::Tonic(match start {
+                    Start::Connect => endpoint.connect_with_connector(connector).await?,
+                    Start::Lazy => endpoint.connect_with_connector_lazy(connector),
+                })
             }
             Transport::Ours(fabric) => {
-                let channel = tonic_rdma::Endpoint::from_shared(format!("http://{server_addr}"))?
+                let endpoint = tonic_rdma::Endpoint::from_shared(format!("http://{server_addr}"))?
                     .fabrics(fabric)
                     .context(service::context(contender, room))
                     .initial_stream_window_size(stream)
                     .initial_connection_window_size(connection)
                     .tcp_nodelay(true)
-                    .fast_path_timeout(Duration::from_secs(10))
-                    .connect()
-                    .await
-                    .context("cannot connect")?;
+                    .fast_path_timeout(Duration::from_secs(10));
+                let channel = match start {
+                    Start::Connect => endpoint.connect().await.context("cannot connect")?,
+                    Start::Lazy => endpoint.connect_lazy(),
+                };
                 let path = channel.path();
                 let wanted = fabric.map_or("tcp", |fabric| fabric.as_str());
                 ensure!(
-                    path.path.as_str() == wanted,
+                    start == Start::Lazy || path.path.as_str() == wanted,
                     "{contender} should be on {wanted}, but is on {path}"
                 );
                 match contender.into_tonic() {

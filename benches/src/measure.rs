@@ -96,6 +96,7 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
             Ok(throughput(row.calls, size, begin.elapsed()))
         }
         Kind::LatencyUnderLoad { size } => latency_under_load(client, size, row.calls).await,
+        Kind::Connect { .. } => bail!("this row makes its own connections"),
         Kind::Phase { .. } => bail!("a row of copies has no calls"),
     }
 }
@@ -103,6 +104,12 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
 pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
     let bytes = calls * size;
     Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, calls, bytes, ..Round::default() }
+}
+
+/// Makes a small call on a new connection, and drops the connection.
+pub(crate) async fn only_call<C: Calls>(mut client: C) -> anyhow::Result<()> {
+    let payload = client.payload(SMALL);
+    call(&mut client, payload, SMALL).await
 }
 
 async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow::Result<Round> {

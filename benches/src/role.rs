@@ -143,7 +143,8 @@ impl Role {
             Transport::Copy(method) => as_task(session::run(Memcpy::new(method))).await,
             _ => {
                 let (server_addr, room) = (self.server_addr.clone(), self.room);
-                let connect = async move || Client::connect(contender, &server_addr, room).await;
+                let connect =
+                    async move |start| Client::connect(contender, &server_addr, room, start).await;
                 as_task(session::run(CallRunner::new(connect).await?)).await
             }
         }

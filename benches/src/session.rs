@@ -6,12 +6,13 @@
 
 use std::future::Future;
 use std::io::Write as _;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::measure::{self, Calls, Round};
-use crate::work::Row;
+use crate::work::{Kind, Row};
 
 /// A request to the client process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -41,6 +42,15 @@ pub enum ClientReply {
     Done(Round),
     /// The error message of a failure.
     Failed(String),
+}
+
+/// How a connection starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Before the first call.
+    Connect,
+    /// With the first call.
+    Lazy,
 }
 
 /// Runs rounds.
@@ -75,17 +85,17 @@ impl<C, F> std::fmt::Debug for CallRunner<C, F> {
     }
 }
 
-impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> CallRunner<C, F> {
+impl<C: Calls, F: AsyncFn(Start) -> anyhow::Result<C>> CallRunner<C, F> {
     /// Creates the first connection.
     ///
     /// # Errors
     /// The connection fails.
     pub async fn new(connect: F) -> anyhow::Result<Self> {
-        Ok(Self { clients: vec![connect().await?], open: Vec::new(), connect })
+        Ok(Self { clients: vec![connect(Start::Connect).await?], open: Vec::new(), connect })
     }
 }
 
-impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F> {
+impl<C: Calls, F: AsyncFn(Start) -> anyhow::Result<C>> RowRunner for CallRunner<C, F> {
     fn supports(&self, row: &Row) -> bool {
         self.clients.iter().all(|client| client.supports(row))
     }
@@ -102,7 +112,7 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F>
     async fn prepare(&mut self, row: &Row) -> anyhow::Result<()> {
         self.clients.truncate(row.connections());
         while self.clients.len() < row.connections() {
-            self.clients.push((self.connect)().await?);
+            self.clients.push((self.connect)(Start::Connect).await?);
         }
         self.open.truncate(row.streams());
         if let Some(client) = self.clients.first_mut() {
@@ -114,7 +124,21 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F>
     }
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
-        measure::round(&self.clients, row).await
+        let Kind::Connect { lazy } = row.kind else {
+            return measure::round(&self.clients, row).await;
+        };
+        // While another connection is open, a new one costs less.
+        self.open.clear();
+        self.clients.clear();
+        let start = if lazy { Start::Lazy } else { Start::Connect };
+        let mut times = Vec::with_capacity(row.calls);
+        for _ in 0..row.calls {
+            let begin = Instant::now();
+            measure::only_call((self.connect)(start).await?).await?;
+            times.push(begin.elapsed());
+        }
+        self.clients.push((self.connect)(Start::Connect).await?);
+        Ok(measure::latencies(times))
     }
 }
 

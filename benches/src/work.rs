@@ -21,6 +21,11 @@ pub enum Direction {
 pub enum Kind {
     /// Sequential small unary calls: microseconds.
     Latency,
+    /// A connection for each small unary call, until the connection is dropped: microseconds.
+    Connect {
+        /// Whether the first call starts the connection.
+        lazy: bool,
+    },
     /// Concurrent small unary calls: thousands of calls per second.
     Rate {
         /// Calls in flight over all connections.
@@ -92,12 +97,14 @@ pub struct Row {
 }
 
 impl Row {
-    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `resting-64-x64-c1000`,
+    /// The name: `latency-64`, `connect-64`, `connect-lazy-64`, `rate-64-x64`, `rate-64-x64-c8`, `resting-64-x64-c1000`,
     /// `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`, `held-10000`,
     /// `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),
+            Kind::Connect { lazy: false } => format!("connect-{SMALL}"),
+            Kind::Connect { lazy: true } => format!("connect-lazy-{SMALL}"),
             Kind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
             Kind::Rate { in_flight, connections } => {
                 format!("rate-{SMALL}-x{in_flight}-c{connections}")
@@ -122,7 +129,10 @@ impl Row {
     /// The unit of the figure.
     pub fn unit(&self) -> &'static str {
         match self.kind {
-            Kind::Latency | Kind::LatencyUnderLoad { .. } | Kind::IdleStreams { .. } => "us",
+            Kind::Latency
+            | Kind::Connect { .. }
+            | Kind::LatencyUnderLoad { .. }
+            | Kind::IdleStreams { .. } => "us",
             Kind::Rate { .. } | Kind::Resting { .. } => "kcall/s",
             Kind::Bulk { .. } | Kind::Clients { .. } | Kind::Stream { .. } | Kind::Phase { .. } => {
                 "MB/s"
@@ -220,6 +230,11 @@ pub fn middle() -> Vec<Row> {
         }
     }
     rows
+}
+
+/// The rows with a connection for each call.
+pub fn connect() -> Vec<Row> {
+    [false, true].map(|lazy| Row { kind: Kind::Connect { lazy }, calls: 300 }).into()
 }
 
 /// The rows with messages that are longer than a piece of landing memory.

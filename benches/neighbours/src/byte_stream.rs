@@ -39,7 +39,7 @@ pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
 }
 
 pub(crate) async fn client(server_addr: String) -> anyhow::Result<()> {
-    let connect = async move || {
+    let connect = async move |_| {
         let endpoint = tonic_endpoint(format!("http://{server_addr}"))?
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW);

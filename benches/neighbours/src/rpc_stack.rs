@@ -118,6 +118,7 @@ impl Calls for Connection {
             Kind::Stream { .. }
             | Kind::IdleStreams { .. }
             | Kind::Phase { .. }
+            | Kind::Connect { .. }
             | Kind::Resting { .. }
             | Kind::Clients { .. } => false,
             Kind::Bulk { size, .. } | Kind::LatencyUnderLoad { size } => {
@@ -136,7 +137,7 @@ pub(crate) async fn client(server_addr: String) -> anyhow::Result<()> {
     let addresses: Result<Vec<SocketAddr>, _> = server_addr.split(',').map(str::parse).collect();
     let free = Arc::new(Mutex::new(addresses.context("no addresses to connect to")?));
     let context = Context::create(&config())?;
-    let connect = async move || {
+    let connect = async move |_| {
         let addr = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let addr = addr.context("more connections than addresses")?;
         let leased = LeasedAddr { addr, free: Arc::clone(&free) };

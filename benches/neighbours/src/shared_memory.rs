@@ -96,7 +96,7 @@ impl Calls for Connection {
 
 pub(crate) async fn client(name: String) -> anyhow::Result<()> {
     let service = service(&name)?;
-    let connect = async move || {
+    let connect = async move |_| {
         let client = service
             .client_builder()
             .initial_max_slice_len(MAX)

@@ -90,6 +90,8 @@ enum Rows {
     Full,
     /// Messages of 256 bytes to 256 KiB, 1, 8 and 64 in flight
     Middle,
+    /// A connection for each call of 64 bytes
+    Connect,
     /// One message of 4 KiB to 255 MiB at a time
     Handover,
     /// Messages of 64 MiB, 8 in flight
@@ -123,6 +125,7 @@ impl Args {
             Rows::Short => work::short(),
             Rows::Full => work::full(),
             Rows::Middle => work::middle(),
+            Rows::Connect => work::connect(),
             Rows::Handover => work::handover(),
             Rows::Long => work::long(),
             Rows::Phase => work::phase(),
