@@ -163,8 +163,8 @@ impl FaultTest {
     pub async fn with_wrapper(wrapper: &str, topology: Topology, log: Log) -> Self {
         let seed = rand::rng().random();
         eprintln!("seed {seed}, {topology:?}");
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let at = SocketAddr::new(topology.tcp, fixed_port(topology.tcp, &mut rng));
+        let rng = SmallRng::seed_from_u64(seed);
+        let at = SocketAddr::new(topology.tcp, fixed_port(topology.tcp));
         let (fabric, context) = fabric_of(&topology.client_device);
         let server = server_process::start(wrapper, "zero-copy", at, &topology.server_device).await;
         Self::with(topology, at, (fabric, context), Some(server), rng, log).await

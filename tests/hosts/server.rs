@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
-use rand::SeedableRng;
-use rand::rngs::SmallRng;
 use tokio::sync::mpsc;
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic::service::InterceptorLayer;
@@ -51,7 +49,7 @@ impl Server {
     /// | `no-memfd`, `no-fstatfs`, `no-unix-sockets` | a filter forbids the system call |
     pub async fn start(fabric: Fabric, wrapper: &str, options: &str) -> Self {
         let ip = bind_ip().unwrap();
-        let at = SocketAddr::new(ip, fixed_port(ip, &mut SmallRng::from_os_rng()));
+        let at = SocketAddr::new(ip, fixed_port(ip));
         let process = start(fabric, at, wrapper, options).await;
         Self { process, at, fabric, options: options.to_owned() }
     }

@@ -1,10 +1,10 @@
 //! A server of the scripted service in its own process, for tests that kill, stop or measure it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use rand::Rng;
-use rand::rngs::SmallRng;
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic_rdma::{Context, ContextBuilder, Endpoint, FabricKind, PoolConfig};
 
@@ -43,14 +43,16 @@ pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> 
         .fast_path_timeout(Duration::from_secs(10))
 }
 
-/// A port outside the ephemeral range, so that no outgoing connection takes it while the server is
-/// down. A connection to an ephemeral port could even connect to itself.
+/// A free port that nothing else of this process gets, even while no server listens on it: the port
+/// is outside the ephemeral range, and ports are given in turn from a random one on. A connection
+/// to an ephemeral port could even connect to itself.
 #[allow(clippy::panic)]
-pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
+pub fn fixed_port(ip: IpAddr) -> u16 {
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
     for _ in 0..1000 {
-        let port = rng.random_range(1024..lowest);
+        let port = 1024 + NEXT.fetch_add(1, Ordering::Relaxed) % (lowest - 1024);
         if TcpListener::bind((ip, port)).is_ok() {
             return port;
         }

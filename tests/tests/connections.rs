@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     ];
     if std::env::var("GUEST_DEVICE").is_err() {
         trials.push(Trial::test("at_rest", move || {
-            runtime(CodecKind::ZeroCopy).block_on(at_rest(allowed(connections.min(AT_REST)), seed));
+            runtime(CodecKind::ZeroCopy).block_on(at_rest(allowed(connections.min(AT_REST))));
             Ok(())
         }));
     }
@@ -140,13 +140,13 @@ struct Target {
 }
 
 impl Target {
-    fn new(rng: &mut SmallRng) -> Self {
+    fn new() -> Self {
         let device = std::env::var("GUEST_DEVICE").unwrap_or_else(|_| "shm".into());
         let ip = match device.as_str() {
             "shm" => IpAddr::V4(Ipv4Addr::LOCALHOST),
             _ => bind_ip().unwrap(),
         };
-        Self::of(&device, SocketAddr::new(ip, fixed_port(ip, rng)))
+        Self::of(&device, SocketAddr::new(ip, fixed_port(ip)))
     }
 
     fn of(device: &str, at: SocketAddr) -> Self {
@@ -308,7 +308,7 @@ fn is_checkpoint(done: usize, connections: usize) -> bool {
 
 async fn of_a_client(connections: usize, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let target = Target::new(&mut rng);
+    let target = Target::new();
     let (mut record, mut last) = (LeakRecord::default(), None);
     let mut server = target.server(0).await;
     for done in (PARALLEL..=connections).step_by(PARALLEL) {
@@ -331,7 +331,7 @@ async fn of_a_client(connections: usize, seed: u64) {
 
 async fn of_a_server(connections: usize, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let target = Target::new(&mut rng);
+    let target = Target::new();
     let (mut record, mut last) = (LeakRecord::default(), None);
     let mut server = target.server(0).await;
     let process = server.id();
@@ -357,9 +357,8 @@ async fn of_a_server(connections: usize, seed: u64) {
     record.print("server", &target, connections, last.unwrap());
 }
 
-async fn at_rest(connections: usize, seed: u64) {
-    let mut rng = SmallRng::seed_from_u64(seed);
-    let target = Target::new(&mut rng);
+async fn at_rest(connections: usize) {
+    let target = Target::new();
     let mut server = target.server(0).await;
     let processes = ["self".to_owned(), server.id()];
     let of_all = |what: &dyn Fn(&str) -> usize| processes.each_ref().map(|process| what(process));

@@ -101,7 +101,7 @@ fn is_checkpoint(kills: usize) -> bool {
 
 async fn killed_servers(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
+    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into());
     let context = Context::builder().build();
     let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
@@ -170,7 +170,7 @@ async fn killed_clients(seed: u64) {
     /// Clients that live at the same time.
     const PARALLEL: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
+    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into());
     let context = Context::builder().build();
     let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let mut server = start(port, 0).await;

@@ -26,6 +26,7 @@ pub use crate::harness::server::{Listening, Server};
 use crate::paths::PathLog;
 use crate::pb::conformance_client::ConformanceClient;
 use crate::probe::{Probe, RemoteProbe as _};
+use crate::server_process::fixed_port;
 use crate::service::Scripted;
 
 /// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for the
@@ -420,9 +421,10 @@ impl Drop for TestEnv {
     }
 }
 
-/// The address that servers bind, with a port that the system chooses.
+/// An address for a server, with a [fixed port](fixed_port).
 pub fn any_port() -> SocketAddr {
-    SocketAddr::new(bind_ip().unwrap(), 0)
+    let ip = bind_ip().unwrap();
+    SocketAddr::new(ip, fixed_port(ip))
 }
 
 /// A client with no limits on message sizes.
