@@ -173,7 +173,7 @@ impl<'a> Composer<'a> {
         self.put(&head);
     }
 
-    /// Adds a frame. Returns false, and adds nothing, if it does not fit.
+    /// Adds a frame. Returns false, and adds nothing, if the frame does not fit.
     pub fn add(&mut self, frame: &Frame) -> bool {
         let wire = frame.wire_len();
         if wire > self.room() {
@@ -257,7 +257,7 @@ impl<'a> Composer<'a> {
     }
 
     /// Adds a LENT frame for a payload whose lendable segment lies at `place`. Returns false, and
-    /// adds nothing, if it does not fit.
+    /// adds nothing, if the frame does not fit.
     pub(crate) fn add_lent(
         &mut self,
         stream: u32,

@@ -32,9 +32,9 @@ impl Channel {
     /// Balance calls over a list of endpoints, each of which finds its own fast path.
     ///
     /// The endpoints connect as with [`Endpoint::connect_lazy`]. Each call draws two endpoints at
-    /// random and takes the one with fewer calls in flight. An endpoint that cannot be connected to
-    /// is left out for 10 ms after its first failure, and later for up to 1.28 s, unless all
-    /// endpoints would be left out.
+    /// random and takes the endpoint with fewer calls in flight. An endpoint that cannot be
+    /// connected to is left out for 10 ms after its first failure, and later for up to 1.28 s,
+    /// unless all endpoints would be left out.
     ///
     /// # Panics
     ///

@@ -239,7 +239,7 @@ impl Endpoint {
     }
 
     /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected. After
-    /// this time the channel starts on TCP, and uses the fast path once it is up.
+    /// this time the channel starts on TCP, and uses the fast path once the fast path is up.
     ///
     /// Default is one second. A time of more than a day counts as a day.
     pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {

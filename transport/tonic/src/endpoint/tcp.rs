@@ -110,8 +110,8 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_reset_stream_duration(duration))
     }
 
-    /// Number of streams reset by this end for errors after which HTTP/2 closes the connection (TCP
-    /// side). `None` is no limit.
+    /// Number of streams that this end may reset because of errors before HTTP/2 closes the
+    /// connection (TCP side). `None` is no limit.
     #[must_use]
     pub fn http2_max_local_error_reset_streams(self, max: impl Into<Option<usize>>) -> Self {
         self.with_tcp(|e| e.http2_max_local_error_reset_streams(max))
