@@ -97,9 +97,9 @@ pub struct Row {
 }
 
 impl Row {
-    /// The name: `latency-64`, `connect-64`, `connect-lazy-64`, `rate-64-x64`, `rate-64-x64-c8`, `resting-64-x64-c1000`,
-    /// `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`, `held-10000`,
-    /// `phase-64KiB-22`.
+    /// The name: `latency-64`, `connect-64`, `connect-lazy-64`, `rate-64-x64`, `rate-64-x64-c8`,
+    /// `resting-64-x64-c1000`, `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`,
+    /// `beside-64MiB`, `held-10000`, `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),

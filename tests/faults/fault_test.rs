@@ -11,13 +11,14 @@ use rand::{Rng, SeedableRng};
 use tokio::task::JoinHandle;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, PathInfo, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::fabric::fixed_port;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{
     LIMIT, Load, Tally, one_call, poll_until, wait_for_call, wait_for_path, with_timeout,
 };
 use tonic_rdma_tests::process::{Process, in_use};
 use tonic_rdma_tests::process_resources::LeakCheck;
-use tonic_rdma_tests::server_process::{self, fabric_of, fixed_port, wait_for_idle_pools};
+use tonic_rdma_tests::server_process::{self, fabric_of, wait_for_idle_pools};
 
 use crate::log::Log;
 

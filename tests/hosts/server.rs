@@ -12,10 +12,9 @@ use tonic::{Request, Status};
 use tonic_rdma::{Context, Policy, PoolConfig};
 use tonic_rdma_memory::test_util::process::{FSTATFS, MEMFD_CREATE, forbid, forbid_unix_sockets};
 use tonic_rdma_tests::codec::CodecKind;
-use tonic_rdma_tests::fabric::{Fabric, bind_ip};
+use tonic_rdma_tests::fabric::{Fabric, bind_ip, fixed_port};
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::process::{Process, runtime};
-use tonic_rdma_tests::server_process::fixed_port;
 use tonic_rdma_tests::service::Scripted;
 
 use crate::{HEAP, client, fork};

@@ -1,7 +1,9 @@
 //! The fabrics that a case can run over, and the selection for this process.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use tonic_rdma::{FabricKind, Path};
 
@@ -209,6 +211,23 @@ impl fmt::Display for Fabric {
             Fabric::Verbs => "verbs",
         })
     }
+}
+
+/// A free port that nothing else of this process gets, even while no server listens on it: the port
+/// is outside the ephemeral range, and ports are given in turn from a random one on. A connection
+/// to an ephemeral port could even connect to itself.
+#[allow(clippy::panic)]
+pub fn fixed_port(ip: IpAddr) -> u16 {
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    for _ in 0..1000 {
+        let port = 1024 + NEXT.fetch_add(1, Ordering::Relaxed) % (lowest - 1024);
+        if TcpListener::bind((ip, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port below {lowest}")
 }
 
 /// The address that servers bind: `GUEST_ADDR`, an address on the RDMA device, or else loopback.

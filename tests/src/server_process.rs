@@ -1,8 +1,6 @@
 //! A server of the scripted service in its own process, for tests that kill, stop or measure it.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
@@ -41,23 +39,6 @@ pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> 
         .fabrics([kind])
         .context(context.clone())
         .fast_path_timeout(Duration::from_secs(10))
-}
-
-/// A free port that nothing else of this process gets, even while no server listens on it: the port
-/// is outside the ephemeral range, and ports are given in turn from a random one on. A connection
-/// to an ephemeral port could even connect to itself.
-#[allow(clippy::panic)]
-pub fn fixed_port(ip: IpAddr) -> u16 {
-    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
-    let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
-    for _ in 0..1000 {
-        let port = 1024 + NEXT.fetch_add(1, Ordering::Relaxed) % (lowest - 1024);
-        if TcpListener::bind((ip, port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free port below {lowest}")
 }
 
 /// The role of the server's process. It serves, and answers `pools` with the bytes of the pools in

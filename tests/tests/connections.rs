@@ -23,14 +23,14 @@ use tokio::task::JoinSet;
 use tonic_rdma::{Channel, Context, FabricKind, Path};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::CodecKind;
-use tonic_rdma_tests::fabric::bind_ip;
+use tonic_rdma_tests::fabric::{bind_ip, fixed_port};
 use tonic_rdma_tests::harness::{Client, client_of};
 use tonic_rdma_tests::load::{
     assert_connection_lost, one_call, poll_until, wait_for_path, with_timeout,
 };
 use tonic_rdma_tests::process::{Process, codec_from_name, codec_name, in_use, role, runtime};
 use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
-use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
+use tonic_rdma_tests::server_process::{self, endpoint, fabric_of};
 use tonic_rdma_tests::service::script::{echo, steps};
 
 #[global_allocator]

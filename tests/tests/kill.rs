@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tonic_rdma::{Context, Endpoint, FabricKind, Path};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::CodecKind;
+use tonic_rdma_tests::fabric::fixed_port;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{
     Load, Tally, WORKERS, one_call, poll_until, wait_for_call, wait_for_path, with_timeout,
@@ -101,7 +102,7 @@ fn is_checkpoint(kills: usize) -> bool {
 
 async fn killed_servers(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into());
+    let port = fixed_port(Ipv4Addr::LOCALHOST.into());
     let context = Context::builder().build();
     let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
@@ -170,7 +171,7 @@ async fn killed_clients(seed: u64) {
     /// Clients that live at the same time.
     const PARALLEL: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into());
+    let port = fixed_port(Ipv4Addr::LOCALHOST.into());
     let context = Context::builder().build();
     let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let mut server = start(port, 0).await;

@@ -8,8 +8,8 @@
 //! | neither | memory; memory, with a tree of at least [`WORTHWHILE`]; the directory for temporary files |
 //!
 //! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. The
-//! space in this directory is limited by the free space of the file system, and by the memory that this
-//! process may still allocate (MemAvailable, and the limits of its control groups).
+//! space in this directory is limited by the free space of the file system, and by the memory that
+//! this process may still allocate (MemAvailable, and the limits of its control groups).
 
 use std::path::{Path, PathBuf};
 

@@ -20,13 +20,12 @@ use tonic_rdma::{
 };
 
 use crate::channel::AnyChannel;
-use crate::fabric::{Fabric, bind_ip};
+use crate::fabric::{Fabric, bind_ip, fixed_port};
 use crate::harness::remote::Remote;
 pub use crate::harness::server::{Listening, Server};
 use crate::paths::PathLog;
 use crate::pb::conformance_client::ConformanceClient;
 use crate::probe::{Probe, RemoteProbe as _};
-use crate::server_process::fixed_port;
 use crate::service::Scripted;
 
 /// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for the
