@@ -133,11 +133,12 @@ pub enum LandsIn {
 pub enum CopyMethod {
     /// The C library copies memory in the cache.
     MemcpyHot,
-    /// The C library copies uncached memory at distance 0.
+    /// The C library copies uncached memory. Source and destination begin at the same offset in a
+    /// page.
     MemcpyCold,
-    /// The C library copies uncached memory at the distance of the row.
+    /// The C library copies uncached memory at the row's distance (`Kind::Phase`).
     MemcpyApart,
-    /// The transport copies uncached memory at the distance of the row.
+    /// The transport copies uncached memory at the row's distance.
     Transport,
 }
 

@@ -38,7 +38,7 @@ pub struct Served {
 }
 
 impl Meter {
-    /// The statistics of a server with this context.
+    /// Creates a meter that reads the statistics of a server with this context.
     pub fn new(context: Context, stats: ServerStats) -> Self {
         Self { context, stats }
     }

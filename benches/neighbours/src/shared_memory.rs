@@ -16,7 +16,7 @@ use iceoryx2::{
 };
 use std::{hint::spin_loop, mem::MaybeUninit, sync::Arc};
 
-/// A message without a written byte.
+/// A message whose bytes may be uninitialised.
 type Message = [MaybeUninit<u8>];
 type Service = PortFactory<ipc_threadsafe::Service, Message, u64, Message, ()>;
 

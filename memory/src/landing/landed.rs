@@ -151,9 +151,9 @@ impl Landed {
     fn append_first(&self, len: usize, dst: &mut BytesMut) {
         let len = len.min(self.len());
         dst.reserve(len);
-        // SAFETY: there are `len` bytes, and as many are reserved at the end of `dst`, which is
-        // borrowed exclusively, and filled before its length grows; no thread of this process
-        // writes to landed bytes (R8).
+        // SAFETY: the source has at least `len` bytes, and `reserve` made room for `len` bytes in
+        // `dst`. `dst` is borrowed exclusively, and its length grows only after the bytes are
+        // written. No thread of this process writes to landed bytes (R8).
         unsafe {
             fetch(self.bytes.as_ptr(), dst.chunk_mut().as_mut_ptr(), len);
             dst.advance_mut(len);

@@ -103,8 +103,9 @@ impl LandingBudget {
     /// again how much the process may pin.
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
-        // Set the flag after lowering the budget. Either a thread that deregisters memory then sees
-        // both changes, or the caller's check finds the memory that the thread has deregistered.
+        // Set the flag after lowering the budget. So a thread that deregisters memory either sees
+        // the lower budget and the flag, or has deregistered the memory before the caller's check,
+        // which then finds this memory free.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }

@@ -245,9 +245,9 @@ fn mend(addr: usize) -> bool {
     let at = std::ptr::without_provenance_mut::<libc::c_void>(addr - addr % page);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: the page is a part of a mapping of a file that its reader holds (`MappedFile`), and
-    // has no content: its file ends before it. The new page takes its place, until the owner unmaps
-    // both.
+    // SAFETY: the page belongs to a file mapping that a reader holds (`MappedFile`). The file ends
+    // before this page, so the page has no content. The new page replaces this page until the owner
+    // unmaps the whole mapping.
     let mapped = unsafe { libc::mmap(at, page, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }

@@ -145,7 +145,7 @@ impl LinkConfig {
         if self.rest_recv_size == 0 { self.slot_size } else { self.rest_recv_size }
     }
 
-    /// Bytes of each SEND slot in the block at first.
+    /// Bytes of each SEND slot in the block before `Link::grow_sends`.
     pub fn rest_send(&self) -> u32 {
         if self.rest_send_size == 0 { self.slot_size } else { self.rest_send_size }
     }
@@ -155,8 +155,8 @@ impl LinkConfig {
         self.recv_slots as usize * self.rest_recv() as usize
     }
 
-    /// Bytes that [`Link::block_mut`](crate::Link::block_mut) gives at first: SEND slots, then
-    /// staging.
+    /// Bytes of [`Link::block_mut`](crate::Link::block_mut) before `Link::grow_sends`: SEND slots,
+    /// then staging.
     pub fn block_bytes(&self) -> usize {
         self.send_slots as usize * self.rest_send() as usize + self.staging
     }

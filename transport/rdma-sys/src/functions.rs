@@ -249,9 +249,9 @@ functions! {
             "IBVERBS_1.1" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
             /// Frees a protection domain.
             "IBVERBS_1.1" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
-            /// Registers memory at its own address. Returns null and sets errno on failure. The
-            /// header's macro calls [`ibv_reg_mr_iova2`] if a right is optional. This function
-            /// never calls it.
+            /// Registers memory at its own address. Returns null and sets errno on failure. In
+            /// verbs.h, the macro `ibv_reg_mr` calls [`ibv_reg_mr_iova2`] if `access` may have
+            /// optional flags. This function does not.
             "IBVERBS_1.1" fn ibv_reg_mr(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int
             ) -> *mut ibv_mr;

@@ -10,10 +10,11 @@
 //! An end learns from each wait whether polling pays. For this, the end computes how long the wait
 //! would have taken if neither end had slept: the length of the wait, less one wake-up if this end
 //! slept, and less another wake-up if the peer slept and had to be woken. So two ends that sleep
-//! learn that both could poll, without having to try. Waits after a SEND and waits after a message
-//! each have a [`WaitEstimate`]. So a server that works for long before it answers does not poll
-//! while it works, but may poll for the next request. A message that only concerns the transport,
-//! such as a grant, changes nothing: an end that waited for an answer still waits for that answer.
+//! learn that both could poll, without having to try. There are two [`WaitEstimate`]s: one for
+//! waits that follow a SEND, and one for waits that follow a received message. So a server that
+//! works for long before it answers does not poll while it works, but may poll for the next
+//! request. A message that only concerns the transport, such as a grant, changes nothing: an end
+//! that waited for an answer still waits for that answer.
 //!
 //! | expected wait | what the end does |
 //! |---|---|

@@ -42,11 +42,11 @@ pub(super) struct PeerEnd {
 }
 
 impl PeerEnd {
-    /// Checks the peer's files. The first file is a ring of fixed size that has room for the shape.
-    /// A client may also send the eventfds and the page of a wake-up channel. May block, because a
-    /// descriptor may refer to any file. Descriptors that are not kept stay in `fds`, and the
-    /// caller must close these descriptors on a thread that may block. Dropping the result does not
-    /// block, because closing an eventfd never blocks.
+    /// Checks the peer's files. The first file must be a ring of fixed size, large enough for the
+    /// slots in `shape`. A client may also send the eventfds and the page of a wake-up channel. May
+    /// block, because a descriptor may refer to any file. Descriptors that are not kept stay in
+    /// `fds`, and the caller must close these descriptors on a thread that may block. Dropping the
+    /// result does not block, because closing an eventfd never blocks.
     ///
     /// `user` is the peer's user. `takes_channel` says whether this end and the peer can have a
     /// wake-up channel.

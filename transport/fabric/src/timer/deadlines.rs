@@ -347,8 +347,8 @@ impl Drop for KernelTimer {
     }
 }
 
-/// Number of clock reads between two expiries of the timer. So a nearly idle runtime needs no timer
-/// for its clock.
+/// Number of clock reads until a time is reused, counted from the expiry of the previous reused
+/// time. So a nearly idle runtime seldom sets the timer for its clock.
 const READS: u32 = 8;
 
 /// The value of `reused` while no time is reused.

@@ -150,13 +150,13 @@ impl Connection {
 
     /// Tells the connection that the RECV of the last message is not posted again: see
     /// [`Event::Quiet`]. Call this function after [`receive`](Self::receive), for an extra RECV, or
-    /// for one of the first RECVs while extra RECVs are posted.
+    /// for a short RECV while extra RECVs are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
 
-    /// Tells the connection that `recvs` of the first RECVs are posted again, after they were left
-    /// out while extra RECVs were posted: see [`Event::Quiet`].
+    /// Tells the connection that `recvs` short RECVs are posted again. The link had left these
+    /// RECVs out while extra RECVs were posted: see [`Event::Quiet`].
     pub fn rest_recvs_posted(&mut self, recvs: u32) {
         self.credits.add_rest_recvs(recvs);
     }

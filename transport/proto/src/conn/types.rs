@@ -136,8 +136,8 @@ pub enum Event {
         text: String,
     },
     /// Reports that the connection has become quiet: only PINGs were received for 1.25 s. The
-    /// driver may release resources that only a busy connection needs. The driver posts the first
-    /// RECVs that were left out again
+    /// driver may release resources that only a busy connection needs. The driver again posts the
+    /// short RECVs that were left out
     /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). The driver
     /// releases each extra RECV once a PING has arrived in that RECV
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
@@ -150,8 +150,7 @@ pub enum Event {
     /// No proof came in time ([`Liveness::Asked`](crate::Liveness::Asked)), so the path or the
     /// peer's host is gone.
     Dead,
-    /// The peer's process has not answered the PING of the program's [keep
-    /// alive](crate::Config::keep_alive) in time.
+    /// The peer's process did not answer a [keep-alive](crate::Config::keep_alive) PING in time.
     KeepAliveTimedOut,
 }
 

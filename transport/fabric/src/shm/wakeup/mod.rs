@@ -33,7 +33,8 @@ use crate::shm::wakeup::channel::{Poller, WakeChannel};
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::CAPACITY;
 
-/// The value in the ring of an end that is to be woken by a message. Value n + 1 means bit n.
+/// The value in the ring of an end that is to be woken by a message. The value n + 1 asks the peer
+/// to set bit n of the wake-up page instead.
 const BY_MESSAGE: u64 = u64::MAX;
 
 /// A connection's place in a channel.

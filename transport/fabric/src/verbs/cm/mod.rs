@@ -240,7 +240,7 @@ impl CmId {
     }
 
     /// Sends the connect request. On Soft-iWARP the call blocks while TCP connects. `number` is the
-    /// number of a queue pair that the library does not know.
+    /// queue pair's number. librdmacm uses `number` only if it did not create the queue pair.
     pub(crate) fn connect(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
         let mut param = conn_param(private_data, retries, number);
         // SAFETY: the id is alive; the parameters and the private data they point to outlive the

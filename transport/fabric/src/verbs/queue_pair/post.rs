@@ -73,7 +73,7 @@ impl Batch {
             }
             Operation::ProbeByWrite => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             Operation::ProbeByRead => {
-                // iWARP requires one place for the bytes that are read.
+                // An iWARP READ needs one scatter/gather element, even to read no bytes.
                 wr.num_sge = 1;
                 ibv_wr_opcode::IBV_WR_RDMA_READ
             }

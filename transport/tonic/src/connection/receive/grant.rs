@@ -112,8 +112,9 @@ impl Granter<'_> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }
 
-    /// Starts the delays of a stream that cannot have memory now. `wants_whole` says whether the
-    /// stream wants a whole piece.
+    /// Called when a stream cannot get memory now: recalls the standing grants and starts the delay
+    /// `Stall`. Also starts the delay `LandingWait` if the stream wants a whole piece
+    /// (`wants_whole`).
     fn wait_for_memory(&mut self, wants_whole: bool) {
         // Recall the standing grants, because the stream needs their memory more than an unused
         // grant does.

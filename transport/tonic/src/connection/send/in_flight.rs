@@ -193,8 +193,8 @@ impl InFlight {
         }
     }
 
-    /// Returns the place to stage, after [`staging_room`](Self::staging_room). `None` if no place
-    /// is free.
+    /// Returns the memory in which the next bytes are to be staged, or `None` if no memory is free.
+    /// Call [`staging_room`](Self::staging_room) first.
     pub(crate) fn stage(&mut self) -> Option<StagingSpot> {
         match self.staging.next.take() {
             Some(block) => Some(StagingSpot::Block(block)),

@@ -7,7 +7,8 @@ use crate::diagnose::report::{DescriptorsReport, HugePagesReport, MemlockReport,
 use crate::server::{DESCRIPTORS, MAX_CONNECTIONS};
 
 /// How much memory may be pinned, and the resulting pool size. `set_by` tells who has set the
-/// pool's size, if anyone. `pinning` describes the devices.
+/// pool's size, if anyone. `pinning` says how much memory a connection's queues pin, and whether
+/// CAP_IPC_LOCK lifts the limit.
 pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,
