@@ -101,13 +101,12 @@ test-more: ## run the tests of test-all that test leaves out
 	$(call steps,$(MORE_TESTS))
 	@tests/figures $(STARTED)
 
-# Guests leave a part of the processors idle, so what compiles runs beside them. Speeds have the
-# machine to themselves.
-BESIDE_GUESTS := test-rdma test-rdma-core
+# Guests leave a part of the processors idle, so what compiles runs beside them. Native tests and
+# speeds have the machine to themselves.
 more-and-checks: ## run test-more and checks, the latter beside test-rdma
-	$(call steps,$(filter-out $(BESIDE_GUESTS) bench-check,$(MORE_TESTS)))
-	@$(MAKE) --no-print-directory -j4 --output-sync=target $(addprefix timed-,$(BESIDE_GUESTS)) checks-in-turn checks-beside STARTED=$(STARTED)
-	$(call steps,bench-check)
+	$(call steps,$(filter-out test-rdma test-rdma-core bench-check,$(MORE_TESTS)))
+	@$(MAKE) --no-print-directory -j3 --output-sync=target timed-test-rdma checks-in-turn checks-beside STARTED=$(STARTED)
+	$(call steps,test-rdma-core bench-check)
 	@tests/figures $(STARTED)
 
 checks: ## run what CI checks besides tests: lints, documentation, features, versions, packages

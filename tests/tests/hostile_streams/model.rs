@@ -205,9 +205,8 @@ impl Model {
 
     /// Sends frames without a payload, and grants to the server, which it never uses.
     async fn small_frames(&mut self, what: usize) -> Result<(), Ended> {
-        let stream = *self.streams.keys().next().unwrap();
         let frame = match what {
-            6 => Frame::Window { stream, increment: 1 },
+            6 => Frame::Window { stream: *self.streams.keys().next().unwrap(), increment: 1 },
             7 => Frame::Ping { ack: false, token: 0 },
             8 if self.granted.len() < 4 => {
                 self.granted.push(self.next_grant);
@@ -308,6 +307,12 @@ impl Model {
     /// Ends all streams, and checks that the heap is as it was. Then tries the remaining kinds of
     /// frames.
     async fn finish(mut self, seed: u64) {
+        // The number of grants to take back depends on when the server answers.
+        while self.sent.get("RECALL").is_none_or(|sent| *sent < 3) {
+            for what in [8, 9] {
+                self.small_frames(what).await.unwrap_or_else(|Ended(why)| panic!("{why}: {seed}"));
+            }
+        }
         for stream in std::mem::take(&mut self.streams).into_keys() {
             self.send(&[Frame::Reset { stream, code: 8 }]).await.unwrap();
         }
