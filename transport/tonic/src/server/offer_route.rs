@@ -72,9 +72,13 @@ where
 /// use tonic_rdma::server::is_offer;
 /// use tower::util::Either;
 ///
-/// // Calls go to the service with a limit. The Offer goes to the service without a limit. fn
-/// of_call<B, L, S>(request: &Request<B>, limited: L, unlimited: S) -> Either<L, S> { match
-/// is_offer(request) { true => Either::Right(unlimited), false => Either::Left(limited), } }
+/// // Calls go to the service with a limit. The Offer goes to the service without a limit.
+/// fn of_call<B, L, S>(request: &Request<B>, limited: L, unlimited: S) -> Either<L, S> {
+///     match is_offer(request) {
+///         true => Either::Right(unlimited),
+///         false => Either::Left(limited),
+///     }
+/// }
 /// ```
 pub fn is_offer<B>(request: &Request<B>) -> bool {
     is_offers(request.uri().path())
