@@ -316,7 +316,7 @@ mod tests {
         tokio::time::advance(PERIOD / 2).await;
         assert!(!stall.0.expire(Instant::now()));
         stall.end();
-        assert!(stall.begin(), "it begins anew");
+        assert!(stall.begin(), "it begins again");
         tokio::time::advance(PERIOD).await;
         assert!(stall.0.expire(Instant::now()) && !stall.0.expire(Instant::now()), "once");
         assert!(stall.begin(), "the next period");
