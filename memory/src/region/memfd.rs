@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::file_limit::{self, retry};
 use super::page::{HUGE_PAGE, page};
+use crate::process::PerProcess;
 
 /// Creates a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further.
 /// `name` appears in /proc/PID/maps only.
@@ -34,14 +35,20 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Checks that this process may create a memory file of `len` bytes now.
+/// Checks that this process may create a memory file of `len` bytes. After one success, only the
+/// limit on lengths is checked again.
 ///
 /// # Errors
 /// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of
 /// memfd_create(2), such as EPERM if a system call filter forbids this call.
 pub fn may_make(len: usize) -> io::Result<()> {
+    static CREATED: PerProcess<bool> = PerProcess::new(|| false);
     file_limit::check(len)?;
-    create(c"tonic-rdma-probe").map(drop)
+    if CREATED.get().is_none() {
+        create(c"tonic-rdma-probe")?;
+        CREATED.get_or_insert(true);
+    }
+    Ok(())
 }
 
 /// Creates a file of `len` zero bytes, with all pages allocated. The caller then maps the file, and
