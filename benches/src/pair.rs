@@ -18,7 +18,7 @@ use crate::instructions::Instructions;
 use crate::measure::Round;
 use crate::process::Process;
 use crate::remote::RemoteServer;
-use crate::role::Role;
+use crate::role::{Role, Threads};
 use crate::sample::{Counted, Sample};
 use crate::server_figures::ServerFigures;
 use crate::session::{ClientReply, ClientRequest};
@@ -33,8 +33,8 @@ const LEARNING: usize = 32;
 pub struct Setup {
     /// The address that servers bind.
     pub addr: IpAddr,
-    /// Processors of clients and servers.
-    pub cpus: (usize, usize),
+    /// Threads of clients and servers.
+    pub threads: Threads,
     /// Time limit for a start or a round.
     pub limit: Duration,
     /// Number of connections to provide memory for, if more than the default.
@@ -117,7 +117,7 @@ impl Pair {
         };
         let spawn = |role: Role, stdin: Stdio| {
             let mut command = Command::new(&program);
-            command.args(role.arguments(setup.addr, setup.cpus));
+            command.args(role.arguments(setup.addr, setup.threads));
             command.envs(allocator.environment().iter().copied()).envs(environment.iter().cloned());
             Process::start(command, stdin)
         };

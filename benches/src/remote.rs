@@ -19,7 +19,7 @@ use tokio::process::Command;
 use crate::allocator::Variant;
 use crate::cost::Usage;
 use crate::process::Process;
-use crate::role::Role;
+use crate::role::{Role, Threads};
 
 /// Pause before an agent that does not answer is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -37,30 +37,30 @@ enum Answer<T> {
     Failed(String),
 }
 
-/// Starts servers for clients that connect to `at`, on that address and on processor `cpu`, until
+/// Starts servers for clients that connect to `at`, on that address and with these threads, until
 /// the process ends. Anyone who can reach the port can start servers, so use the agent only in test
 /// networks.
 ///
 /// # Errors
 /// The agent cannot listen on the address.
-pub async fn agent(at: SocketAddr, cpu: usize) -> anyhow::Result<()> {
+pub async fn agent(at: SocketAddr, threads: Threads) -> anyhow::Result<()> {
     let listener = TcpListener::bind(at).await.with_context(|| format!("cannot listen at {at}"))?;
     loop {
         let (connection, _) = listener.accept().await?;
         tokio::spawn(async move {
-            if let Err(error) = serve(connection, at.ip(), cpu).await {
+            if let Err(error) = serve(connection, at.ip(), threads).await {
                 eprintln!("agent: {error:#}");
             }
         });
     }
 }
 
-async fn serve(connection: TcpStream, addr: IpAddr, cpu: usize) -> anyhow::Result<()> {
+async fn serve(connection: TcpStream, addr: IpAddr, threads: Threads) -> anyhow::Result<()> {
     connection.set_nodelay(true)?;
     let (read, mut write) = connection.into_split();
     let mut lines = BufReader::new(read).lines();
     let Some(first) = lines.next_line().await? else { return Ok(()) };
-    let started = start(&first, addr, cpu).await;
+    let started = start(&first, addr, threads).await;
     let (mut child, at) = match started {
         Ok(started) => started,
         Err(error) => {
@@ -76,14 +76,14 @@ async fn serve(connection: TcpStream, addr: IpAddr, cpu: usize) -> anyhow::Resul
     child.kill().await
 }
 
-async fn start(request: &str, addr: IpAddr, cpu: usize) -> anyhow::Result<(Process, String)> {
+async fn start(request: &str, addr: IpAddr, threads: Threads) -> anyhow::Result<(Process, String)> {
     let StartServer { variant, room } = serde_json::from_str(request)?;
     let Variant { contender, allocator } = variant.parse().map_err(anyhow::Error::msg)?;
     ensure!(!contender.is_neighbour(), "{contender} cannot run on two hosts");
     let role = Role { serve: Some(contender), room, ..Role::default() };
     let program = allocator.program(&std::env::current_exe()?, false)?;
     let mut command = Command::new(&program);
-    command.args(role.arguments(addr, (cpu, cpu))).envs(allocator.environment().iter().copied());
+    command.args(role.arguments(addr, threads)).envs(allocator.environment().iter().copied());
     let mut child = Process::start(command, Stdio::null())?;
     match child.lines()?.next_line().await? {
         Some(at) => Ok((child, at)),

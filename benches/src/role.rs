@@ -1,6 +1,7 @@
 //! Command line and main function of the processes that `compare` starts.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -31,6 +32,34 @@ pub struct Placement {
     /// Processor of the servers [default: the second allowed processor, or the only one]
     #[arg(long, value_name = "CPU")]
     pub server_cpu: Option<usize>,
+    /// Threads of each runtime, on any processor [default: one thread, on the processor above]
+    #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers: Option<u32>,
+}
+
+/// The threads of the processes.
+#[derive(Clone, Copy, Debug)]
+pub enum Threads {
+    /// One thread for each process, on the processor of clients or of servers.
+    Pinned {
+        /// Processor of the clients.
+        client: usize,
+        /// Processor of the servers.
+        server: usize,
+    },
+    /// A runtime of this number of threads for each process, on any processor.
+    Free(u32),
+}
+
+impl fmt::Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pinned { client, server } => {
+                write!(f, "clients on processor {client}, servers on {server}")
+            }
+            Self::Free(threads) => write!(f, "{threads} threads for each process"),
+        }
+    }
 }
 
 /// The role of a process.
@@ -54,26 +83,33 @@ pub struct Role {
 }
 
 impl Placement {
-    /// The processors of clients and of servers.
+    /// The threads of the processes.
     ///
     /// # Errors
     /// No processor is allowed.
-    pub fn cpus(&self) -> anyhow::Result<(usize, usize)> {
+    pub fn threads(&self) -> anyhow::Result<Threads> {
+        if let Some(workers) = self.workers {
+            return Ok(Threads::Free(workers));
+        }
         let allowed = cpu::allowed()?;
         let first = *allowed.first().context("no processor is allowed")?;
         let second = allowed.get(1).copied().unwrap_or(first);
-        Ok((self.client_cpu.unwrap_or(first), self.server_cpu.unwrap_or(second)))
+        Ok(Threads::Pinned {
+            client: self.client_cpu.unwrap_or(first),
+            server: self.server_cpu.unwrap_or(second),
+        })
     }
 }
 
 impl Role {
-    /// Command-line arguments for a process with this role and these processors.
-    pub fn arguments(&self, addr: IpAddr, cpus: (usize, usize)) -> Vec<OsString> {
-        let mut arguments = vec![
-            format!("--addr={addr}"),
-            format!("--client-cpu={}", cpus.0),
-            format!("--server-cpu={}", cpus.1),
-        ];
+    /// Command-line arguments for a process with this role and these threads.
+    pub fn arguments(&self, addr: IpAddr, threads: Threads) -> Vec<OsString> {
+        let mut arguments = vec![format!("--addr={addr}")];
+        match threads {
+            Threads::Pinned { client, server } => arguments
+                .extend([format!("--client-cpu={client}"), format!("--server-cpu={server}")]),
+            Threads::Free(workers) => arguments.push(format!("--workers={workers}")),
+        }
         arguments.extend(self.serve.map(|contender| format!("--serve={contender}")));
         arguments.extend(self.client.map(|contender| format!("--client={contender}")));
         arguments.extend(self.room.map(|room| format!("--room={room}")));
@@ -100,13 +136,23 @@ impl Role {
         self.runtime(placement)?.block_on(self.run(placement))
     }
 
-    /// Pins this process to its processor, and creates a single-threaded runtime.
+    /// Creates the runtime. Without `workers`, the runtime has a single thread, and this process is
+    /// pinned to its processor.
     ///
     /// # Errors
     /// The processor is not allowed.
     pub fn runtime(&self, placement: &Placement) -> anyhow::Result<tokio::runtime::Runtime> {
-        let (client, server) = placement.cpus()?;
-        cpu::pin(if self.serve.is_some() { server } else { client })?;
+        let mut runtime = match placement.threads()? {
+            Threads::Pinned { client, server } => {
+                cpu::pin(if self.serve.is_some() { server } else { client })?;
+                tokio::runtime::Builder::new_current_thread()
+            }
+            Threads::Free(threads) => {
+                let mut runtime = tokio::runtime::Builder::new_multi_thread();
+                runtime.worker_threads(threads as usize);
+                runtime
+            }
+        };
         // If a signal ends `compare`, its processes also end.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
@@ -114,7 +160,7 @@ impl Role {
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
             .context("cannot have more descriptors")?;
-        Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+        Ok(runtime.enable_all().build()?)
     }
 
     /// Runs the role, if one is set, for contenders of this crate.

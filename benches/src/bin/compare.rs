@@ -151,7 +151,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match args.agent {
-        Some(at) => runtime.block_on(remote::agent(at, args.placement.cpus()?.1)),
+        Some(at) => runtime.block_on(remote::agent(at, args.placement.threads()?)),
         None => runtime.block_on(compare(args)),
     }
 }
@@ -198,13 +198,13 @@ impl Participant {
 
 async fn compare(args: &Args) -> anyhow::Result<()> {
     let rows = args.rows()?;
-    let cpus = args.placement.cpus()?;
+    let threads = args.placement.threads()?;
     // A device's default pool has memory for about three dozen connections.
     let room = rows.iter().map(Row::connections).max().filter(|n| *n > 1);
     let limit = Duration::from_secs(args.limit);
     let setup = Setup {
         addr: args.placement.addr,
-        cpus,
+        threads,
         limit,
         room,
         server_figures: false,
@@ -220,10 +220,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let mut notes = vec![
         machine.to_string(),
         match args.servers_at {
-            None => format!(
-                "clients on processor {}, servers on {}; {} rounds, medians",
-                cpus.0, cpus.1, args.rounds
-            ),
+            None => format!("{threads}; {} rounds, medians", args.rounds),
             Some(at) => format!(
                 "clients here, servers on the host of {}; {} rounds, medians",
                 at.ip(),

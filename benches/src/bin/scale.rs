@@ -55,15 +55,10 @@ async fn scale(args: &Args) -> anyhow::Result<()> {
 
 async fn measure(args: &Args) -> anyhow::Result<Run> {
     let machine = Machine::here(&[args.allocator])?;
-    let (client, server) = args.placement.cpus()?;
+    let threads = args.placement.threads()?;
     let seconds = |time: std::time::Duration| time.as_secs_f64();
-    let mut notes = vec![
-        machine.to_string(),
-        format!(
-            "clients on processor {client}, servers on {server}; {} rounds, medians",
-            args.rounds
-        ),
-    ];
+    let mut notes =
+        vec![machine.to_string(), format!("{threads}; {} rounds, medians", args.rounds)];
     if args.measures(Part::Bulk) {
         let (time, before) = (seconds(args.seconds), seconds(args.warm_up));
         notes.push(format!("bulk: {time} s each round, after {before} s that do not count"));

@@ -106,7 +106,7 @@ impl Args {
     pub fn setup(&self, room: Option<usize>) -> anyhow::Result<Setup> {
         Ok(Setup {
             addr: self.placement.addr,
-            cpus: self.placement.cpus()?,
+            threads: self.placement.threads()?,
             // The limit applies in addition to the intended duration of a round.
             limit: Duration::from_secs(self.limit) + self.seconds.max(self.warm_up),
             room,
