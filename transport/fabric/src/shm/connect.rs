@@ -57,8 +57,6 @@ async fn attempt(
         step: ConnectStep::Connect,
         source: Arc::new(source),
     };
-    let block = ControlBlock::without_recvs(pool, config)?;
-    let own_end = OwnEnd::new(config)?;
     let mut socket = loop {
         match Socket::connect(addr) {
             Ok(socket) => break socket,
@@ -82,7 +80,7 @@ async fn attempt(
     // Create the candidate before the peer answers, because the answer may have to show its sender.
     let candidate = Candidate::of(&mut socket);
     let hello = Message::Hello {
-        shape: own_end.shape,
+        shape: OwnEnd::shape(config),
         takes: config.takes,
         private_data: private_data.to_vec(),
     };
@@ -90,6 +88,9 @@ async fn attempt(
         Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
     }
+    // This work runs while the peer checks the greeting.
+    let block = ControlBlock::without_recvs(pool, config)?;
+    let own_end = OwnEnd::new(config)?;
     // The reason is unknown if the server hangs up or its listener is dropped.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
@@ -102,7 +103,7 @@ async fn attempt(
     match (Message::decode(&bytes), has_fds) {
         (Some(Message::Accept { shape, takes, runtime, nonce, private_data }), true) => {
             // The server sends no wake-up channel.
-            let (PeerEnd { writer, .. }, process) = socket
+            let (PeerEnd { writer, .. }, confirmed) = socket
                 .take_fds(move |taken| {
                     let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, false)?;
                     Ok((end, candidate.and_then(|candidate| candidate.confirm(taken.sender))))
@@ -110,8 +111,9 @@ async fn attempt(
                 .await
                 .map_err(failed)?;
             let ring = own_end.file.as_fd();
-            let chosen = process.filter(|_| runtime != 0);
-            let chosen = chosen.and_then(|process| channels::choose(process, runtime));
+            let process = confirmed.as_ref().map(|peer| peer.process);
+            let chosen = confirmed.filter(|_| runtime != 0);
+            let chosen = chosen.and_then(|peer| channels::choose(peer, runtime));
             let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
                     let message = Message::Ring { nonce, channel: Some(name) }.encode();

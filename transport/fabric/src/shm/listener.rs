@@ -294,17 +294,18 @@ impl ShmIncoming {
             }
             _ => return Err(breach("it was let in, and did not give its ring")),
         };
-        let (PeerEnd { writer, files }, process) = socket
+        let (PeerEnd { writer, files }, confirmed) = socket
             .take_fds(move |taken| {
-                let process = candidate.and_then(|candidate| candidate.confirm(taken.sender));
-                let takes_channel = takes_channel && process.is_some();
+                let confirmed = candidate.and_then(|candidate| candidate.confirm(taken.sender));
+                let takes_channel = takes_channel && confirmed.is_some();
                 let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, takes_channel)?;
-                Ok((end, process))
+                Ok((end, confirmed))
             })
             .await
             .map_err(refuse)?;
-        let member = match (process, channel) {
-            (Some(process), Some(name)) => channels::join(process, name, files),
+        let process = confirmed.as_ref().map(|peer| peer.process);
+        let member = match (confirmed, channel) {
+            (Some(peer), Some(name)) => channels::join(peer, name, files),
             _ => None,
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);

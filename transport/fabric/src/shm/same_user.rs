@@ -26,6 +26,7 @@ use tonic_rdma_memory::PerProcess;
 
 use crate::access::{HostProcess, read_proc, start_of};
 use crate::shm::socket::Socket;
+use crate::shm::wakeup::channels;
 
 /// Whether this process has no number in a namespace below that of /proc. The value never changes.
 static ONE_NUMBER: PerProcess<bool> =
@@ -52,6 +53,14 @@ pub(super) struct Candidate {
     must_send: bool,
 }
 
+/// A process that could in any case stop and read this process.
+#[derive(Debug)]
+pub(super) struct ConfirmedPeer {
+    pub(super) process: HostProcess,
+    /// Says whether the process lives.
+    pub(super) pidfd: OwnedFd,
+}
+
 impl Candidate {
     /// Creates a candidate. If the sender of a message has to be checked, the socket reports
     /// senders from now on.
@@ -76,14 +85,18 @@ impl Candidate {
 
     /// Returns the peer if the peer is in this process's PID namespace. `sender` is the sender of a
     /// message that was sent since the candidate was created.
-    pub(super) fn confirm(self, sender: Option<u32>) -> Option<HostProcess> {
+    pub(super) fn confirm(self, sender: Option<u32>) -> Option<ConfirmedPeer> {
         let Candidate { pid, pidfd, must_send } = self;
         if must_send && sender != Some(pid) {
             return None;
         }
-        let same = *ONE_NUMBER && in_this_namespace(&pid.to_string(), pid);
-        let start = start_of(pid)?;
-        (same && lives(&pidfd)).then_some(HostProcess { pid, start })
+        let read = || {
+            let same = *ONE_NUMBER && in_this_namespace(&pid.to_string(), pid);
+            same.then(|| Some(HostProcess { pid, start: start_of(pid)? }))?
+        };
+        // Neither the namespace nor the start of a process changes.
+        let process = channels::confirmed(pid).or_else(read)?;
+        lives(&pidfd).then_some(ConfirmedPeer { process, pidfd })
     }
 }
 
@@ -128,7 +141,7 @@ fn pidfd(socket: &OwnedFd) -> Option<OwnedFd> {
 }
 
 /// Whether the process lives. A pidfd becomes readable when its process ends.
-fn lives(process: &OwnedFd) -> bool {
+pub(super) fn lives(process: &OwnedFd) -> bool {
     !is_readable(process)
 }
 
@@ -181,6 +194,10 @@ mod tests {
         child.wait().unwrap();
     }
 
+    fn process(candidate: Candidate, sender: Option<u32>) -> Option<HostProcess> {
+        candidate.confirm(sender).map(|peer| peer.process)
+    }
+
     async fn pair() -> (Socket, Socket) {
         let addr = crate::addr::ShmAddr::unique();
         let listening = ListenSocket::bind(&addr).unwrap();
@@ -200,10 +217,10 @@ mod tests {
         assert!(other.next().await.unwrap().unwrap().has_fds);
         let sender = other.take_fds(|taken| Ok(taken.sender)).await.unwrap();
         let start = start_of(own).unwrap();
-        assert_eq!(early.confirm(sender), Some(HostProcess { pid: own, start }));
+        assert_eq!(process(early, sender), Some(HostProcess { pid: own, start }));
         for wrong in [None, Some(own + 1), Some(0)] {
             let candidate = Candidate::by(&mut other, None).unwrap();
-            assert_eq!(candidate.confirm(wrong), None, "{wrong:?}");
+            assert_eq!(process(candidate, wrong), None, "{wrong:?}");
         }
         one.send(b"early", &[]).unwrap();
         assert!(Candidate::by(&mut other, None).is_none(), "it may be of one who has ended");
@@ -218,14 +235,14 @@ mod tests {
         let candidate = || Candidate { pid, pidfd: pidfd_of(pid).unwrap(), must_send: true };
         let (lives, ends, foreign) = (candidate(), candidate(), candidate());
         let number = Some(child.id());
-        let process = lives.confirm(number).unwrap();
-        assert_eq!(foreign.confirm(Some(std::process::id())), None);
-        assert!(still_lives(process));
-        assert!(!still_lives(HostProcess { start: process.start + 1, ..process }), "a later one");
+        let lives = process(lives, number).unwrap();
+        assert_eq!(process(foreign, Some(std::process::id())), None);
+        assert!(still_lives(lives));
+        assert!(!still_lives(HostProcess { start: lives.start + 1, ..lives }), "a later one");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(ends.confirm(number), None);
-        assert!(!still_lives(process));
+        assert_eq!(process(ends, number), None);
+        assert!(!still_lives(lives));
     }
 
     #[test]

@@ -23,8 +23,13 @@ pub(super) struct OwnEnd {
 }
 
 impl OwnEnd {
+    /// The shape of the ring that this end makes for a connection.
+    pub(super) fn shape(config: &LinkConfig) -> Shape {
+        Shape { slots: config.recv_slots, slot_size: config.slot_size }
+    }
+
     pub(super) fn new(config: &LinkConfig) -> Result<OwnEnd, FabricError> {
-        let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
+        let shape = OwnEnd::shape(config);
         let len = shape.bytes();
         let failed = |source| FabricError::MemoryFile { len, source: Arc::new(source) };
         let (map, file) = Map::create(len).map_err(failed)?;

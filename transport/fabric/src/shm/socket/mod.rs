@@ -77,6 +77,7 @@ pub(crate) struct Socket {
     peer: Credentials,
     /// Whether messages come with their senders.
     tells_senders: bool,
+    is_shut: bool,
     threads: &'static ThreadPool,
 }
 
@@ -222,7 +223,7 @@ impl Socket {
             (Ok(ready_fd), Ok(peer)) => {
                 let fd = ManuallyDrop::new(fd);
                 let ready_fd = Some(ReadyFd::new(ready_fd));
-                Ok(Socket { fd, ready_fd, peer, tells_senders: false, threads })
+                Ok(Socket { fd, ready_fd, peer, tells_senders: false, is_shut: false, threads })
             }
             (ready_fd, peer) => {
                 let error = ready_fd.err().or(peer.err());
@@ -250,8 +251,10 @@ impl Socket {
 
     /// Sets whether messages that are sent from now on come with their senders.
     pub(crate) fn tell_senders(&mut self, tell: bool) -> io::Result<()> {
-        set_socket_passcred(self.fd(), tell)?;
-        self.tells_senders = tell;
+        if self.tells_senders != tell {
+            set_socket_passcred(self.fd(), tell)?;
+            self.tells_senders = tell;
+        }
         Ok(())
     }
 
@@ -344,8 +347,10 @@ impl Socket {
     }
 
     /// Shuts the socket down, so that the peer sees the end.
-    pub(crate) fn shut(&self) {
-        let _ = shutdown(self.fd(), Shutdown::Both);
+    pub(crate) fn shut(&mut self) {
+        if !std::mem::replace(&mut self.is_shut, true) {
+            let _ = shutdown(self.fd(), Shutdown::Both);
+        }
     }
 }
 

@@ -21,9 +21,10 @@
 //! The poller may be queued on a thread that a task blocks. Any connection whose task runs on
 //! another thread then takes the bits.
 //!
-//! A channel ends when its last connection ends, when its runtime ends, or when the eventfd fails,
-//! which is the peer's fault. A peer that keeps setting bits keeps the poller running, in turn with
-//! all other tasks. Such bits wake only the tasks of that peer's connections, each once a turn.
+//! A channel ends some time after its last connection ([`Idle`]), when its runtime ends, or when the
+//! eventfd fails, which is the peer's fault. A peer that keeps setting bits keeps the poller
+//! running, in turn with all other tasks. Such bits wake only the tasks of that peer's connections,
+//! each once a turn.
 //!
 //! While the runtime is busy with the connections of a channel, the poller takes the bits, so that
 //! the peer need not signal the eventfd:
@@ -44,10 +45,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
+use tokio::runtime::Handle;
+
 use crate::shm::memory::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
 use crate::shm::wakeup::event_fd::{ChannelEnd, EventFds};
+use crate::shm::wakeup::idle::Idle;
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
@@ -67,6 +71,9 @@ struct WakeChannelState {
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
     members: u16,
+    /// Whether connections have come and gone since [`Idle`] last looked. `None` without an
+    /// [`Idle`].
+    used: Option<bool>,
     poller: Option<Waker>,
     has_poller: bool,
     /// The page's file. This end sends the file to the peer until the peer has used the page.
@@ -80,6 +87,7 @@ pub(crate) struct WakeChannel {
     event_fds: EventFds,
     /// The waker that the eventfd calls.
     waker: Waker,
+    runtime: Handle,
     /// The process that made the channel. A child of fork(2) also has the channel, but without the
     /// page.
     process: u32,
@@ -132,6 +140,7 @@ impl WakeChannel {
             page,
             event_fds,
             waker: Waker::from(Arc::new(Signal(channel.clone()))),
+            runtime: Handle::current(),
             process: std::process::id(),
             ended: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
@@ -285,20 +294,40 @@ impl WakeChannel {
         Some((connection, spawn))
     }
 
-    /// Removes a connection. The channel ends with its last connection.
-    pub(super) fn remove(&self, connection: u16) {
+    /// Removes a connection. After the last connection, the channel waits for another one.
+    pub(super) fn remove(self: &Arc<Self>, connection: u16) {
         let mut state = self.state();
         let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
         state.free.push(connection);
         state.members -= 1;
         self.is_shared.store(state.members > 1, Ordering::Relaxed);
-        let last = state.members == 0;
-        if last {
+        let is_idle = state.members == 0 && state.used.replace(true).is_none();
+        drop(state);
+        drop(task);
+        if is_idle {
+            let idle = Idle::new(self.clone());
+            if !self.has_ended() && self.process == std::process::id() {
+                idle.wait_in(&self.runtime);
+            }
+        }
+    }
+
+    /// Whether connections have come and gone since the last call.
+    pub(super) fn was_used(&self) -> bool {
+        self.state().used.replace(false) == Some(true)
+    }
+
+    /// Ends the channel if it has no connection. If it has connections, the next last one makes it
+    /// wait again.
+    pub(super) fn end_if_idle(&self) {
+        let mut state = self.state();
+        state.used = None;
+        let is_idle = state.members == 0;
+        if is_idle {
             self.ended.store(true, Ordering::Release);
         }
         drop(state);
-        drop(task);
-        if last {
+        if is_idle {
             self.end();
         }
     }
@@ -421,6 +450,7 @@ mod tests {
 
     use super::*;
     use crate::shm::memory::peer_map::Usage;
+    use crate::shm::wakeup::idle::tests::has_ended;
     use crate::shm::wakeup::{ChannelMember, Wakeup};
 
     fn words() -> Vec<AtomicU64> {
@@ -602,7 +632,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_takes_as_many_connections_as_it_has_bits_and_ends_with_the_last() {
+    async fn it_takes_as_many_connections_as_it_has_bits_and_ends_after_the_last() {
         let [maker, taker] = channel();
         let mut members: Vec<_> =
             (0..CAPACITY).map(|_| ChannelMember::join(&maker).unwrap()).collect();
@@ -612,9 +642,11 @@ mod tests {
         assert!(ChannelMember::join(&maker).is_some());
         assert!(matches!(maker.offer(), Some(None)), "the peer has the page");
         drop(Waiting::on(&taker, 1));
-        assert!(taker.has_ended() && maker.offer().is_none(), "the peer's end has ended");
+        has_ended(&taker).await;
+        assert!(maker.offer().is_none(), "the peer's end has ended");
         drop(members);
-        assert!(maker.has_ended() && ChannelMember::join(&maker).is_none());
+        has_ended(&maker).await;
+        assert!(ChannelMember::join(&maker).is_none());
         let held = Arc::downgrade(&maker);
         drop(maker);
         turns().await;
@@ -626,6 +658,7 @@ mod tests {
     async fn an_end_that_the_peer_has_ended_is_not_offered_again() {
         let [maker, taker] = channel();
         drop(Waiting::on(&taker, 1));
+        has_ended(&taker).await;
         assert!(maker.state().file.is_some() && maker.offer().is_none());
         assert!(maker.state().file.is_none(), "closed");
     }
@@ -704,6 +737,7 @@ mod tests {
         assert_eq!(status, 0, "{}", libc::WTERMSIG(status));
         assert_eq!(maker.outbound().stage(), Stage::InUse, "it is the parent's");
         drop(waiting);
+        has_ended(&taker).await;
         assert_eq!(maker.outbound().stage(), Stage::Ended);
     }
 

@@ -35,6 +35,7 @@ use tonic_rdma_memory::PerProcess;
 use crate::access::HostProcess;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::memory::{FileId, Map};
+use crate::shm::same_user::{ConfirmedPeer, lives};
 use crate::shm::wakeup::ChannelMember;
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
@@ -49,7 +50,7 @@ static NUMBERS: PerProcess<AtomicU64> =
 #[derive(Debug)]
 struct ChannelEntry {
     runtime: Id,
-    peer: HostProcess,
+    peer: ConfirmedPeer,
     peer_runtime: u64,
     number: u64,
     end: ChannelEnd,
@@ -61,7 +62,7 @@ struct ChannelEntry {
 impl ChannelEntry {
     /// Creates an entry of the current runtime.
     fn new(
-        peer: HostProcess,
+        peer: ConfirmedPeer,
         peer_runtime: u64,
         number: u64,
         end: ChannelEnd,
@@ -75,7 +76,7 @@ impl ChannelEntry {
 
     /// Whether the entry belongs to the current runtime and to this peer.
     fn is_with(&self, peer: HostProcess) -> bool {
-        self.runtime == Handle::current().id() && self.peer == peer
+        self.runtime == Handle::current().id() && self.peer.process == peer
     }
 }
 
@@ -86,6 +87,14 @@ fn lock() -> MutexGuard<'static, Vec<ChannelEntry>> {
 /// Returns a number that distinguishes the current runtime from others in this process. Never 0.
 pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
+}
+
+/// The confirmed peer with this process id, if there is a channel with it and it still lives. As long
+/// as its pidfd says so, its id belongs to no other process.
+pub(crate) fn confirmed(pid: u32) -> Option<HostProcess> {
+    let channels = lock();
+    let known = channels.iter().map(|entry| &entry.peer).find(|peer| peer.process.pid == pid)?;
+    lives(&known.pidfd).then_some(known.process)
 }
 
 /// A peer's eventfds and page, which have been found usable.
@@ -110,13 +119,13 @@ pub(crate) struct Chosen {
 
 /// Chooses a channel for a connection to the given runtime of a peer, or makes a channel. Returns
 /// `None` if no channel can be chosen or made.
-pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
-    let mut channels = lock();
+pub(crate) fn choose(peer: ConfirmedPeer, peer_runtime: u64) -> Option<Chosen> {
+    let (mut channels, process) = (lock(), peer.process);
     // A process that connects to itself has both ends of a channel, and connects at the maker's
     // end.
-    let own = peer.pid == std::process::id();
+    let own = process.pid == std::process::id();
     let fits = |entry: &&ChannelEntry| {
-        entry.is_with(peer)
+        entry.is_with(process)
             && entry.peer_runtime == peer_runtime
             && !(own && entry.end == ChannelEnd::Taker)
     };
@@ -149,14 +158,14 @@ fn usable<T>(made: io::Result<T>) -> Option<T> {
 /// Joins the channel that a connecting peer has named. `files` are the files that the peer sent, if
 /// any. Returns `None` if there is no such channel, and no files to make the channel from.
 pub(crate) fn join(
-    peer: HostProcess,
+    peer: ConfirmedPeer,
     name: ChannelName,
     files: Option<PeerFiles>,
 ) -> Option<ChannelMember> {
-    let mut channels = lock();
+    let (mut channels, process) = (lock(), peer.process);
     let end = name.end.other();
     let named = |entry: &ChannelEntry| {
-        entry.is_with(peer) && entry.number == name.number && entry.end == end
+        entry.is_with(process) && entry.number == name.number && entry.end == end
     };
     let page = files.as_ref().map(|files| files.page_id);
     // A channel with another page belongs to an earlier program of the same process (exec(2)).
@@ -183,6 +192,7 @@ fn add(channels: &mut Vec<ChannelEntry>, entry: ChannelEntry) {
 mod tests {
     use super::*;
     use crate::shm::wakeup::channel::PAGE_BYTES;
+    use crate::shm::wakeup::idle::tests::has_ended;
 
     const RUNTIME: u64 = 5;
 
@@ -197,6 +207,13 @@ mod tests {
         PeerFiles { event_fds, page: page.unwrap(), page_id, user: 0 }
     }
 
+    /// A peer with this process id. The pidfd is this process's.
+    fn peer(process: HostProcess) -> ConfirmedPeer {
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
+        ConfirmedPeer { process, pidfd }
+    }
+
     /// A peer's channel, and its page.
     fn made() -> (Arc<WakeChannel>, Arc<OwnedFd>) {
         let channel = WakeChannel::make().unwrap();
@@ -208,29 +225,36 @@ mod tests {
         matches!(channel.offer(), Some(None))
     }
 
+    /// Ends a connection, and waits until its channel has ended.
+    async fn end(member: ChannelMember) {
+        let channel = member.channel().clone();
+        drop(member);
+        has_ended(&channel).await;
+    }
+
     #[tokio::test]
     async fn a_channel_is_that_of_one_process() {
-        let (peer, number) = (HostProcess { pid: 1 << 30, start: 7 }, 11);
+        let (process, number) = (HostProcess { pid: 1 << 30, start: 7 }, 11);
         let name = ChannelName { number, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (maker, page) = made();
-        assert!(join(peer, name, None).is_none());
-        let first = join(peer, name, Some(files(&page, &maker))).unwrap();
-        assert!(is_joined(&maker) && join(peer, name, None).is_some());
-        let chosen = choose(peer, RUNTIME).unwrap();
+        assert!(join(peer(process), name, None).is_none());
+        let first = join(peer(process), name, Some(files(&page, &maker))).unwrap();
+        assert!(is_joined(&maker) && join(peer(process), name, None).is_some());
+        let chosen = choose(peer(process), RUNTIME).unwrap();
         assert_eq!((chosen.name.number, chosen.name.end), (number, ChannelEnd::Taker));
         // The pid belongs to another process by now.
-        let later = HostProcess { start: 8, ..peer };
-        assert!(join(later, name, None).is_none());
-        assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
+        let later = HostProcess { start: 8, ..process };
+        assert!(join(peer(later), name, None).is_none());
+        assert_ne!(choose(peer(later), RUNTIME).unwrap().name.number, number);
         for other in [
             ChannelName { number: number + 1, ..name },
             ChannelName { end: ChannelEnd::Taker, ..name },
         ] {
-            assert!(join(peer, other, None).is_none(), "{other:?}");
+            assert!(join(peer(process), other, None).is_none(), "{other:?}");
         }
         let elsewhere = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async { join(peer, name, None).is_none() })
+            runtime.unwrap().block_on(async { join(peer(process), name, None).is_none() })
         });
         assert!(elsewhere.join().unwrap(), "another runtime");
         drop((first, chosen));
@@ -239,63 +263,73 @@ mod tests {
     /// A process that has executed another program keeps its pid and its start time.
     #[tokio::test]
     async fn a_page_that_is_not_the_known_one_is_another_channel() {
-        let peer = HostProcess { pid: (1 << 30) + 1, start: 7 };
+        let process = HostProcess { pid: (1 << 30) + 1, start: 7 };
         let name = ChannelName { number: 11, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (old, new) = (made(), made());
-        let first = join(peer, name, Some(files(&old.1, &old.0))).unwrap();
-        let second = join(peer, name, Some(files(&new.1, &new.0))).unwrap();
+        let first = join(peer(process), name, Some(files(&old.1, &old.0))).unwrap();
+        let second = join(peer(process), name, Some(files(&new.1, &new.0))).unwrap();
         assert!(is_joined(&old.0) && is_joined(&new.0));
-        drop(first);
+        end(first).await;
         assert!(!is_joined(&old.0) && is_joined(&new.0));
-        assert!(join(peer, name, None).is_some(), "the new one");
-        drop(second);
+        assert!(join(peer(process), name, None).is_some(), "the new one");
+        end(second).await;
         assert!(!is_joined(&new.0));
     }
 
     #[tokio::test]
     async fn a_channel_that_has_ended_is_made_again_or_done_without() {
-        let peer = HostProcess { pid: (1 << 30) + 2, start: 7 };
+        let process = HostProcess { pid: (1 << 30) + 2, start: 7 };
         let name = ChannelName { number: 11, runtime: RUNTIME, end: ChannelEnd::Maker };
         let (maker, page) = made();
-        drop(join(peer, name, Some(files(&page, &maker))).unwrap());
-        assert!(join(peer, name, None).is_none(), "it has ended");
-        // The page is unmapped by another thread. Until then it cannot be mapped again.
-        let again = loop {
-            match join(peer, name, Some(files(&page, &maker))) {
-                Some(member) => break member,
-                None => tokio::task::yield_now().await,
-            }
-        };
+        end(join(peer(process), name, Some(files(&page, &maker))).unwrap()).await;
+        assert!(join(peer(process), name, None).is_none(), "it has ended");
+        let again = join(peer(process), name, Some(files(&page, &maker))).unwrap();
         assert!(is_joined(&maker));
-        drop(again);
+        end(again).await;
         let again = files(&page, &maker);
-        let mapped = loop {
-            let PeerFiles { page, page_id, user, .. } = files(&page, &maker);
-            match PeerMap::adopt(page, page_id, user, Usage::Page) {
-                Ok(mapped) => break mapped,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        };
-        assert!(join(peer, name, Some(again)).is_none(), "it is mapped");
+        let PeerFiles { page, page_id, user, .. } = files(&page, &maker);
+        let mapped = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
+        assert!(join(peer(process), name, Some(again)).is_none(), "it is mapped");
         drop(mapped);
     }
 
     #[tokio::test]
     async fn the_connections_to_a_runtime_share_a_channel_until_it_ends() {
-        let peer = HostProcess { pid: (1 << 30) + 3, start: 7 };
-        let first = choose(peer, RUNTIME).unwrap();
+        let process = HostProcess { pid: (1 << 30) + 3, start: 7 };
+        let first = choose(peer(process), RUNTIME).unwrap();
         let (channel, page) = first.files.unwrap();
-        let again = choose(peer, RUNTIME).unwrap();
+        let again = choose(peer(process), RUNTIME).unwrap();
         assert!(again.name == first.name && again.files.is_some(), "the peer has not joined it");
-        assert_ne!(choose(peer, RUNTIME + 1).unwrap().name.number, first.name.number);
+        assert_ne!(choose(peer(process), RUNTIME + 1).unwrap().name.number, first.name.number);
         let PeerFiles { event_fds, page, page_id, user } = files(&page, &channel);
         let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
         let theirs = WakeChannel::take(event_fds, page).unwrap();
         let member = ChannelMember::join(&theirs).unwrap();
-        let again = choose(peer, RUNTIME).unwrap();
+        let again = choose(peer(process), RUNTIME).unwrap();
         assert!(again.name == first.name && again.files.is_none());
         drop(member);
-        assert_ne!(choose(peer, RUNTIME).unwrap().name.number, first.name.number);
+        let idle = choose(peer(process), RUNTIME).unwrap();
+        assert!(idle.name == first.name && idle.files.is_none(), "it waits for a connection");
+        has_ended(&theirs).await;
+        assert_ne!(choose(peer(process), RUNTIME).unwrap().name.number, first.name.number);
+    }
+
+    /// What was read of a process is not read again while it lives.
+    #[tokio::test]
+    async fn a_peer_stays_confirmed_while_it_lives() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        // This start is made up, so it was not read.
+        let process = HostProcess { pid: child.id(), start: 7 };
+        assert_eq!(confirmed(child.id()), None);
+        let pid = rustix::process::Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let chosen = choose(ConfirmedPeer { process, pidfd }, RUNTIME).unwrap();
+        assert_eq!(confirmed(child.id()), Some(process));
+        assert_eq!(confirmed(child.id() + 1), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(confirmed(child.id()), None, "another process may have the number now");
+        drop(chosen);
     }
 
     /// Numbers begin at a random one, so that a program that the process executes later names none

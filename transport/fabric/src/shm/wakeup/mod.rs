@@ -6,6 +6,7 @@
 //! | `wake_page` | the page of two processes, which marks connections with messages; checked with loom |
 //! | `event_fd` | the eventfds that two processes wait for and wake each other with |
 //! | `channel` | eventfds and page, for all connections of two runtimes |
+//! | `idle` | a channel that waits for its next connection |
 //! | `channels` | the channels of this process, and the choice of a channel for each connection |
 //! | `wake_cost` | how long wake-ups take, learnt from the wake-ups of a link |
 //!
@@ -17,6 +18,7 @@
 pub(super) mod channel;
 pub(super) mod channels;
 pub(super) mod event_fd;
+mod idle;
 pub(super) mod wait_flag;
 pub(super) mod wake_cost;
 pub(super) mod wake_page;
@@ -56,6 +58,11 @@ impl ChannelMember {
             Handle::current().spawn(Poller::new(channel.clone()));
         }
         Some(member)
+    }
+
+    #[cfg(test)]
+    fn channel(&self) -> &Arc<WakeChannel> {
+        &self.channel
     }
 }
 
