@@ -175,7 +175,8 @@ impl Connection {
     /// Grants memory for a want of [`Connection::poll_named`], from the stated offset in the field
     /// on. If the memory is too long, only a part of the memory is granted. If the memory is too
     /// short, the rest of the field is wanted next. Memory that is no longer wanted, or shorter
-    /// than a grant may be, comes back as [`Event::Returned`].
+    /// than a grant may be, comes back as [`Event::Returned`]. After
+    /// [`recall_grants`](Self::recall_grants), memory for the same bytes may be wanted again.
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         let control = &mut self.output.control;
         let is_taken = self.life.is_live()

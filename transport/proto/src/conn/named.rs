@@ -13,7 +13,8 @@
 //! |---|---|---|
 //! | does not want named memory | its next byte belongs to a field, and none of its grants is recalled | queued |
 //! | queued | `Connection::poll_named` | naming |
-//! | naming | `Connection::provide_named` | granted: does not want named memory |
+//! | naming | `Connection::provide_named`, and the memory is still wanted for the same byte | granted: does not want named memory |
+//! | naming | `Connection::provide_named`, and a recalled grant has not ended or has returned earlier bytes | the memory comes back: does not want named memory |
 //! | naming | `Connection::refuse_named` | the message lands as any other |
 //! | naming | the end of the stream | memory provided later comes back as [`Event::Returned`](super::Event::Returned) |
 
@@ -34,7 +35,7 @@ impl Landing {
             let stream = &mut streams[key];
             stream.queues.naming = false;
             if let Some((field, offset, _)) = wanted(stream) {
-                stream.landing.naming = true;
+                stream.landing.naming = stream.landing.requests.front().copied();
                 return Some(NamedWant { stream: StreamId(stream.id), field, offset });
             }
         }
@@ -52,9 +53,8 @@ impl Landing {
     ) -> bool {
         let Some((key, stream)) = streams.find(id) else { return false };
         let given = named_grant(stream, memory.len);
-        match given {
-            Some(given) => self.grants.give(given, memory, control),
-            None => refuse(stream),
+        if let Some(given) = given {
+            self.grants.give(given, memory, control);
         }
         self.queue(key, stream);
         given.is_some()
@@ -63,7 +63,9 @@ impl Landing {
     /// Refuses a want of named memory. The rest of the message lands in landing memory.
     pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
         if let Some((key, stream)) = streams.find(id) {
-            refuse(stream);
+            if let Some(asked) = stream.landing.naming.take() {
+                stream.landing.forget_field(asked);
+            }
             self.queue(key, stream);
         }
     }
@@ -76,33 +78,29 @@ impl Landing {
     }
 }
 
+/// Determines the part of `len` bytes of named memory that is granted, if the stream still wants
+/// memory from the byte on that the driver was asked for. The memory has a place in the field, and
+/// the peer writes its next bytes there.
 fn named_grant(stream: &mut Stream, len: u32) -> Option<NewGrant> {
-    if !stream.landing.naming {
+    let asked = stream.landing.naming.take()?;
+    if stream.landing.requests.front() != Some(&asked) {
         return None;
     }
-    let (.., left) = section(stream)?;
+    let (.., left) = wanted(stream)?;
     let len = len.min(left);
     if len < left.min(MIN_GRANT) {
+        stream.landing.forget_field(asked);
         return None;
     }
-    stream.landing.naming = false;
     let request = stream.landing.take_request(len)?;
     Some(NewGrant { stream: stream.id, begin: 0, len, request, named: true })
-}
-
-fn refuse(stream: &mut Stream) {
-    if std::mem::take(&mut stream.landing.naming)
-        && section(stream).is_some()
-        && let Some(wanted) = stream.landing.requests.front_mut()
-    {
-        wanted.request.field = None;
-    }
 }
 
 /// Returns the [`section`] of the stream, if named memory is wanted for it now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     let is_read = stream.recv.state.is_read();
-    let waits = stream.landing.naming || stream.recv.undecided || stream.landing.recalled > 0;
+    let waits =
+        stream.landing.naming.is_some() || stream.recv.undecided || stream.landing.recalled > 0;
     section(stream).filter(|_| is_read && !waits)
 }
 

@@ -6,7 +6,7 @@ use super::alignment::Modulus;
 use crate::payload::Field;
 
 /// Identifies one of the peer's requests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestKey {
     /// The request's number among all requests of the connection.
     pub(super) number: u64,
@@ -20,7 +20,7 @@ pub(super) struct RequestKey {
 }
 
 /// A request that has not been granted completely.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerRequest {
     pub(super) request: RequestKey,
     /// Bytes that are not granted yet.
@@ -73,8 +73,9 @@ pub(super) struct StreamLanding {
     /// Whether this side grants the stream no more memory, so that the rest of the body is sent by
     /// DATA.
     pub(super) declined: bool,
-    /// Whether the driver has been asked for named memory.
-    pub(super) naming: bool,
+    /// The request for whose next byte the driver has been asked to name memory, as the request was
+    /// then.
+    pub(super) naming: Option<PeerRequest>,
 }
 
 impl StreamLanding {
@@ -95,6 +96,15 @@ impl StreamLanding {
         self.open_grants += 1;
         Some(request)
     }
+
+    /// Makes the rest of a request land as if the request had stated no field.
+    pub(super) fn forget_field(&mut self, PeerRequest { request, .. }: PeerRequest) {
+        let mut requests = self.requests.iter_mut();
+        if let Some(want) = requests.find(|want| want.request.number == request.number) {
+            want.request.field = None;
+        }
+    }
+
     /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
     /// grant.
     pub(super) fn restore(&mut self, request: RequestKey, len: u32) {

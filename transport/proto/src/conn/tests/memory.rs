@@ -27,8 +27,9 @@ struct Region {
     begin: Option<usize>,
     written: usize,
     filled: bool,
-    /// Whether the memory belongs to the application and does not count towards the budget.
-    named: bool,
+    /// The offset in the field, if the memory belongs to the application, so that it does not count
+    /// towards the budget.
+    named: Option<u32>,
 }
 
 impl Memory {
@@ -42,7 +43,8 @@ impl Memory {
         let rkey = self.next;
         let addr = (u64::from(rkey) << 32) + u64::from(offset) % 4096;
         let data = vec![0xee; len as usize];
-        let region = Region { addr, data, begin: None, written: 0, filled: false, named: true };
+        let region =
+            Region { addr, data, begin: None, written: 0, filled: false, named: Some(offset) };
         self.regions.insert(rkey, region);
         GrantMemory { key: rkey as usize, addr, rkey, len }
     }
@@ -59,9 +61,15 @@ impl Memory {
         self.used += capacity;
         self.peak = self.peak.max(self.used);
         let data = vec![0xee; capacity];
-        let region = Region { addr, data, begin: None, written: 0, filled: false, named: false };
+        let region = Region { addr, data, begin: None, written: 0, filled: false, named: None };
         self.regions.insert(rkey, region);
         Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
+    }
+
+    /// The offset in the field at which a WRITE to named memory lands.
+    pub(super) fn offset_in_field(&self, write: &Write) -> Option<u64> {
+        let region = self.regions.get(&write.rkey)?;
+        Some(u64::from(region.named?) + (write.addr - region.addr))
     }
 
     /// Executes a WRITE as the NIC does. Panics if it is not within a live grant.
@@ -91,6 +99,6 @@ impl Memory {
 
     pub(super) fn free(&mut self, key: usize) {
         let region = self.regions.remove(&(key as u32)).expect("freed twice");
-        self.used -= if region.named { 0 } else { region.data.len() };
+        self.used -= if region.named.is_some() { 0 } else { region.data.len() };
     }
 }

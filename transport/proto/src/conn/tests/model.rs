@@ -92,7 +92,8 @@ fn naming() -> impl Strategy<Value = Option<Naming>> {
         4 => Just(None),
         1 => Just(Some(Naming::Whole)),
         1 => (1..100_000u32).prop_map(|most| Some(Naming::Parts(most))),
-        1 => Just(Some(Naming::Late)),
+        1 => prop_oneof![Just(u32::MAX), 1..100_000u32]
+            .prop_map(|most| Some(Naming::Late(most))),
         1 => Just(Some(Naming::Refuse)),
     ]
 }
@@ -245,12 +246,7 @@ impl Model {
                     payload.last_is_lendable();
                 }
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
-                    // Named memory lies at the application's address.
-                    let receiver = &p.ends[1 - *end];
-                    let names = receiver.naming.contains_key(&id.get());
-                    if !names && !receiver.conn.terms.own.names_requests {
-                        p.aligned.push(bytes.clone());
-                    }
+                    p.aligned.push(bytes.clone());
                     let half = self.half(id, *end);
                     half.body.extend_from_slice(&front);
                     half.body.extend_from_slice(&bytes);
@@ -431,7 +427,7 @@ proptest! {
         p.ends[SERVER].names = |id| match id.get() % 6 {
             0 => None,
             1 => Some(Naming::Refuse),
-            2 => Some(Naming::Late),
+            2 => Some(Naming::Late(50_000)),
             3 => Some(Naming::Parts(50_000)),
             _ => Some(Naming::Whole),
         };

@@ -150,7 +150,8 @@ fn standing_grants_are_left_alone() {
 #[test]
 fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
     // A single byte is less than a grant may hold.
-    for naming in [Naming::Refuse, Naming::Late, Naming::Parts(1), Naming::Parts(100_000)] {
+    for naming in [Naming::Refuse, Naming::Late(u32::MAX), Naming::Parts(1), Naming::Parts(100_000)]
+    {
         let (mut p, id, bytes) = answered(naming, 1 << 20);
         let other = p.open("other", true);
         p.settle();
@@ -188,10 +189,89 @@ fn a_recall_returns_named_memory_too() {
     }
 }
 
+/// Memory that is named while a recall is under way is not granted. Otherwise the peer, which has
+/// returned the bytes before the field, would write these bytes to the named memory.
+#[test]
+fn memory_is_named_during_a_recall_of_the_bytes_before_the_field() {
+    let (mut p, id, bytes) =
+        answered_with(Naming::Late(u32::MAX), 1 << 20, message_with(1, 300, 9));
+    p.ends[SERVER].limit(16, 4, 64 << 10, 0);
+    p.until("the grant for the bytes before the field", |p| p.count(CLIENT, "GRANT") == 1);
+    p.client().recall_grants(|_| true);
+    p.settle();
+    assert_eq!(p.count(SERVER, "ABORT"), 1);
+    p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+    p.settle();
+    let app = p.ends[CLIENT].app(id);
+    assert_eq!(app.landed, [(300, Flow::Bulk), (FIELD as u32, Flow::Named), (9, Flow::Bulk)]);
+    assert!(app.body == bytes && app.ended);
+    p.assert_clean();
+}
+
+/// Memory that is named for the second message while a grant of the first message is recalled is
+/// not granted: the peer would take the grant for the first message, as a breach of the protocol.
+#[test]
+fn memory_is_named_during_a_recall_of_an_earlier_message() {
+    for room in [0, 64 << 10] {
+        let mut p = Pair::small();
+        let id = p.open_naming("head", Naming::Late(u32::MAX));
+        p.settle();
+        p.server().send_headers(id, block("head"), false).unwrap();
+        let [(first, mut bytes), (second, more)] = [1, 2].map(|seed| message_with(seed, 0, 0));
+        p.server().send_payload(id, first, false).unwrap();
+        p.server().send_payload(id, second, true).unwrap();
+        bytes.extend(more);
+        p.ends[SERVER].limit(16, 4, 64 << 10, room);
+        p.until("the grant for the first message", |p| p.count(CLIENT, "GRANT") == 1);
+        p.client().recall_grants(|_| true);
+        p.settle();
+        p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+        p.settle();
+        assert_eq!((&p.ends[CLIENT].error, &p.ends[SERVER].error), (&None, &None), "{room}");
+        let app = p.ends[CLIENT].app(id);
+        assert!(app.body == bytes && app.ended, "{room}");
+        assert!(app.landed.iter().all(|(_, flow)| *flow == Flow::Named), "{room}");
+        p.assert_clean();
+    }
+}
+
+/// Memory for the second part of a field comes back if a recall has returned the first part: the
+/// peer would write the first part to it.
+#[test]
+fn memory_is_named_after_a_recall_of_an_earlier_part() {
+    for room in [0, 64 << 10] {
+        let (mut p, id, bytes) = answered_with(Naming::Whole, 1 << 20, message_with(1, 0, 0));
+        p.ends[SERVER].limit(16, 4, 64 << 10, room);
+        p.until("the request", |p| p.count(SERVER, "REQUEST") == 1);
+        p.deliver(CLIENT);
+        let first = p.ends[CLIENT].memory.name(0, 100_000);
+        assert_eq!(p.client().poll_named().unwrap().offset, 0);
+        p.client().provide_named(id, first);
+        assert_eq!(p.client().poll_named().unwrap().offset, 100_000);
+        p.drive(CLIENT);
+        p.hold[CLIENT] = true;
+        p.settle();
+        p.client().recall_grants(|_| true);
+        p.hold[CLIENT] = false;
+        p.settle();
+        assert_eq!(p.client().pending().grants, 0, "the recall is over: {room}");
+        let second = p.ends[CLIENT].memory.name(100_000, FIELD as u32 - 100_000);
+        p.client().provide_named(id, second);
+        p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+        p.settle();
+        let app = p.ends[CLIENT].app(id);
+        assert!(app.body == bytes && app.ended, "{room}");
+        let landed: Vec<u32> = app.landed.iter().map(|(len, _)| *len).collect();
+        let parts = [room as u32, (FIELD - room) as u32];
+        assert_eq!(landed, if room == 0 { &parts[1..] } else { &parts[..] });
+        p.assert_clean();
+    }
+}
+
 /// The call ends while its memory is being registered, or has been granted.
 #[test]
 fn a_reset_brings_named_memory_back() {
-    for naming in [Naming::Late, Naming::Whole] {
+    for naming in [Naming::Late(u32::MAX), Naming::Whole] {
         let (mut p, id, _) = answered(naming, 1 << 20);
         p.ends[SERVER].limit(16, 4, 64 << 10, 0);
         p.until("the request", |p| p.count(SERVER, "REQUEST") > 0);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::super::grants::Grant;
 use super::super::lifecycle::Lifecycle;
 use super::super::*;
 use super::loans::Loans;
@@ -30,8 +31,8 @@ pub(super) enum Naming {
     Whole,
     /// Names memory for at most this many bytes at a time.
     Parts(u32),
-    /// Names memory for the whole field the next time.
-    Late,
+    /// Names memory for at most this many bytes, the next time.
+    Late(u32),
     Refuse,
 }
 
@@ -79,8 +80,8 @@ pub(super) struct End {
     pub(super) naming: BTreeMap<u32, Naming>,
     /// How a server with [`Config::names_requests`] names memory for a request.
     pub(super) names: fn(StreamId) -> Option<Naming>,
-    /// Wants of named memory that are answered the next time.
-    late: Vec<NamedWant>,
+    /// Wants of named memory that are answered the next time, and the most bytes to name.
+    late: Vec<(NamedWant, u32)>,
     /// Whether the connection has asked for a proof that the peer's end exists.
     probes: bool,
     pub(super) loans: Loans,
@@ -353,8 +354,8 @@ impl End {
     }
 
     fn grant(&mut self) {
-        for want in std::mem::take(&mut self.late) {
-            self.name(want, u32::MAX);
+        for (want, most) in std::mem::take(&mut self.late) {
+            self.name(want, most);
         }
         loop {
             self.grant_landing();
@@ -362,7 +363,7 @@ impl End {
             match self.naming[&want.stream.get()] {
                 Naming::Whole => self.name(want, u32::MAX),
                 Naming::Parts(most) => self.name(want, most),
-                Naming::Late => self.late.push(want),
+                Naming::Late(most) => self.late.push((want, most)),
                 Naming::Refuse => self.conn.refuse_named(want.stream),
             }
         }
@@ -483,13 +484,27 @@ impl Pair {
     }
 
     /// An aligned segment must land aligned, also if it lands in several parts: each at the address
-    /// that it would have in one piece.
+    /// that it would have in one piece. Memory that is named for a part of the segment gets this
+    /// part, unless the memory is recalled: the peer then continues with the bytes of a grant that
+    /// it has returned.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
         let within = |bytes: &&Bytes| {
             (bytes.as_ptr() as u64..bytes.as_ptr_range().end as u64).contains(&src)
         };
-        let Some(segment) = self.aligned.iter().find(within) else { return };
+        let segment = self.aligned.iter().find(within);
+        let receiver = &self.ends[1 - from];
+        if let Some(offset) = receiver.memory.offset_in_field(write) {
+            let at = segment.map(|segment| src - segment.as_ptr() as u64);
+            let mut grants = receiver.conn.landing.grants.iter();
+            let keeps = |grant: &Grant| grant.memory == write.rkey as usize && !grant.recalled;
+            assert!(
+                at == Some(offset) || self.aligned.is_empty() || !grants.any(|(_, g)| keeps(g)),
+                "{at:?} lands at {offset}"
+            );
+            return;
+        }
+        let Some(segment) = segment else { return };
         let (align, source) =
             (u64::from(self.ends[1 - from].conn.terms.own.align), segment.as_ptr() as u64);
         let lands = write.addr.wrapping_sub(src - source);

@@ -7,6 +7,7 @@
 //! | registering | the buffer is registered, and the peer need not map it | granted |
 //! | registering | the buffer is registered, and the peer is asked to map it | mapping |
 //! | mapping | the peer has mapped the buffer | granted |
+//! | registering, mapping | the protocol returns the memory, because grants of the stream were recalled | belongs to a call |
 //! | mapping | the peer cannot map the buffer | the message lands in landing memory |
 //! | registering | the buffer could not be registered | the message lands in landing memory |
 //! | registering, mapping | the call has ended | given up |
