@@ -6,7 +6,7 @@
 mod common;
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,7 +204,7 @@ async fn strangers(
             // By its number alone.
             Some((_, first, _)) => {
                 stranger.number = first.number;
-                vec![stranger.ring.as_fd().try_clone_to_owned().unwrap()]
+                vec![]
             }
             None => stranger.own(),
         };
@@ -253,8 +253,7 @@ async fn connections_say_how_they_are_woken() {
         assert_eq!(get(ring, WAITING), at as u64 + 1);
     }
     let unknown = Stranger::connect(listener.local_addr().shm().unwrap().name());
-    let ring = vec![unknown.ring.as_fd().try_clone_to_owned().unwrap()];
-    let (mut end, stranger, ring) = enters(&mut listener, &side, unknown, ring).await;
+    let (mut end, stranger, ring) = enters(&mut listener, &side, unknown, vec![]).await;
     assert!(end.is_quiet().await);
     assert_eq!(get(&ring, WAITING), u64::MAX);
     let woken = tokio::spawn(async move { end.receive().await.unwrap() });
@@ -305,8 +304,8 @@ async fn a_page_that_lies_hurts_nobody() {
         c.sent.clear();
         // The stranger waits, with whatever it says about how it is to be woken.
         let (end, stranger, _) = &mut all[round % 3];
-        put(&stranger.ring, WAITING, [1, 2, 4096, 4097, u64::MAX][round % 5]);
-        put(&stranger.ring, HEAD, round as u64 / 3);
+        stranger.put_own(WAITING, [1, 2, 4096, 4097, u64::MAX][round % 5]);
+        stranger.put_own(HEAD, round as u64 / 3);
         end.post(0, b"x");
         end.sent.clear();
         assert!(end.is_quiet().await);
@@ -397,10 +396,10 @@ async fn a_page_that_is_mapped_already_is_done_without() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
     let side = side();
     let mut listener = side.listen();
+    let all = strangers(&mut listener, &side, 1).await;
     let mut stranger = Stranger::connect(listener.local_addr().shm().unwrap().name());
-    // One file serves as the ring, which is mapped first, and as the page.
-    stranger.ring = sealed(64 << 10).into();
-    stranger.page = stranger.ring.try_clone().unwrap();
+    // The page of another channel.
+    stranger.page = all[0].1.page.try_clone().unwrap();
     let fds = stranger.own();
     let (mut end, _stranger, ring) = enters(&mut listener, &side, stranger, fds).await;
     assert!(end.is_quiet().await);
@@ -427,7 +426,7 @@ async fn an_eventfd_that_blocks_later_holds_up_nobody() {
     }
     let wakes = |mut end: End| {
         put(&stranger.page, INBOUND + SLEEPS, 1);
-        put(&stranger.ring, WAITING, 1);
+        stranger.put_own(WAITING, 1);
         let (told, done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             end.post(0, b"wake up");

@@ -47,63 +47,88 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 11, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 12, .. }), "{error}");
     drop(server.join().unwrap());
 }
 
-/// A server that cannot take what RING brings says so, or ends: then nobody has a connection. With
-/// OPEN there is one.
+/// A server that lets clients in with this file of rings, and then says `more`.
+fn server_with(listener: &OwnedFd, rings: &[OwnedFd], more: Option<&[u8]>) -> Stranger {
+    let stranger = Stranger::accept(listener);
+    assert_eq!(stranger.receive().unwrap().0[0], HELLO);
+    let mut accept = hello_taking(SLOTS, SLOT_SIZE, 0);
+    accept[0] = ACCEPT;
+    accept.extend([0; 8]);
+    accept.extend(7_u64.to_le_bytes());
+    stranger.send(&accept, &rings.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    if let Some(more) = more {
+        assert_eq!(stranger.receive().unwrap().0[0], READY);
+        stranger.send(more, &[]);
+    }
+    stranger
+}
+
+/// A server gives another file for the rings than the protocol says.
 #[tokio::test]
-async fn a_connection_counts_when_the_server_has_taken_it() {
-    let refused = [head(REFUSED), b"Too many open files (os error 24)".to_vec()].concat();
-    let cases = [
-        (Some(refused), "Too many open files"),
-        (None, "it ended before it let this end in"),
-        (Some(with_key(FORGET, 1)), "makes no sense"),
-        (Some(vec![OPEN]), ""),
+async fn rings_that_cannot_be_used_are_named() {
+    let (lingering, config) = (Lingering::new(), config());
+    let both = client_ring(RING_BYTES) + ring_bytes(config.recv_slots, config.slot_size);
+    let program = || File::open(std::env::current_exe().unwrap()).unwrap().into();
+    let (given, elsewhere) = (sealed(both), client_ring(RING_BYTES) - 64);
+    let again = || given.try_clone().unwrap();
+    let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
+        (vec![again()], ""),
+        (vec![again()], "given already"),
+        (vec![file(both, SealFlags::SHRINK)], "not sealed"),
+        (vec![file(both, SealFlags::GROW)], "not sealed"),
+        (vec![program()], "not a file that can be sealed"),
+        (vec![event_fd()], "not a file that can be sealed"),
+        (vec![lingering.socket()], "not a file that can be sealed"),
+        (vec![sealed(both - 1)], "are to be mapped"),
+        (vec![sealed(elsewhere)], "are to be mapped"),
+        (vec![sealed(1 << 20)], "1048576 bytes"),
+        (vec![sealed(both), sealed(both)], "not exactly one file"),
+        (vec![sealed(both), lingering.socket()], "not exactly one file"),
+        ((0..5).map(|_| sealed(both)).collect(), "more descriptors"),
+        (vec![sealed(both)], ""),
     ];
-    for (at, (answer, why)) in cases.into_iter().enumerate() {
-        let name = format!("tonic-rdma-test-open-{}-{at}", std::process::id());
-        let listener = stranger_listener(&name);
-        let server = std::thread::spawn(move || {
-            let stranger = Stranger::accept(&listener);
-            assert_eq!(stranger.receive().unwrap().0[0], HELLO);
-            let mut accept = hello_taking(SLOTS, SLOT_SIZE, 0);
-            accept[0] = ACCEPT;
-            accept.extend([0; 8]);
-            accept.extend(7_u64.to_le_bytes());
-            stranger.send(&accept, &[sealed(RING_BYTES).as_fd()]);
-            assert_eq!(stranger.receive().unwrap().0[0], RING);
-            if let Some(answer) = answer {
-                stranger.send(&answer, &[]);
-            }
-            stranger
-        });
-        let addr: ShmAddr = name.parse().unwrap();
-        let (connecting, addr) = (side(), addr.into());
-        let connected = connecting.connect(&addr);
-        // A server that ends does it once the client waits.
-        let connected = tokio::time::timeout(TIMEOUT, async {
-            let mut connected = std::pin::pin!(connected);
-            tokio::select! {
-                connected = &mut connected => return connected,
-                () = async { while !server.is_finished() { tokio::task::yield_now().await } } => {}
-            }
-            let stranger = server.join().unwrap();
-            if at == 1 {
-                drop(stranger);
-                return connected.await;
-            }
-            let connected = connected.await;
-            drop(stranger);
-            connected
-        });
-        match connected.await.expect("connect hangs") {
-            Ok(_) => assert!(why.is_empty(), "connected, where the server says: {why}"),
+    let name = format!("tonic-rdma-test-rings-{}", std::process::id());
+    let (listener, addr) = (stranger_listener(&name), name.parse::<ShmAddr>().unwrap().into());
+    let (connecting, mut ends) = (side(), Vec::new());
+    for (fds, why) in cases {
+        let listener = listener.try_clone().unwrap();
+        let serve = move || server_with(&listener, &fds, None);
+        let server = tokio::task::spawn_blocking(serve);
+        let connected = tokio::time::timeout(TIMEOUT, connecting.connect(&addr)).await;
+        let stranger = server.await.unwrap();
+        match connected.expect("connect hangs") {
+            Ok(end) => ends.push((end, stranger, why)),
             Err(error) => {
-                assert!(!why.is_empty() && error.to_string().contains(why), "{error}, not: {why}");
+                let error = format!("{error} {error:?}");
+                assert!(!why.is_empty() && error.contains(why), "{error}, expected {why:?}");
             }
         }
+    }
+    assert_eq!(ends.iter().map(|(.., why)| *why).collect::<Vec<_>>(), ["", ""]);
+    lingering.end();
+}
+
+/// A client that has answered ACCEPT is connected. A server that refuses it later ends the
+/// connection, and says why.
+#[tokio::test]
+async fn a_server_that_refuses_later_ends_the_connection() {
+    let config = config();
+    let both = client_ring(RING_BYTES) + ring_bytes(config.recv_slots, config.slot_size);
+    let refused = [head(REFUSED), b"Too many open files (os error 24)".to_vec()].concat();
+    for (more, why) in [(refused, "Too many open files"), (with_key(FORGET, 1), "was not given")] {
+        let name = format!("tonic-rdma-test-later-{}-{}", std::process::id(), more[0]);
+        let listener = stranger_listener(&name);
+        let serve = move || server_with(&listener, &[sealed(both)], Some(&more));
+        let server = tokio::task::spawn_blocking(serve);
+        let (connecting, addr) = (side(), name.parse::<ShmAddr>().unwrap().into());
+        let end = connecting.connect(&addr).await.unwrap();
+        let _stranger = server.await.unwrap();
+        let error = tokio::time::timeout(TIMEOUT, End::new(end.link).death()).await.unwrap();
+        assert!(error.to_string().contains(why), "{error}, expected {why}");
     }
 }
 
@@ -160,7 +185,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 11"),
+        (&other_version, &[], "a greeting of version 1, this end has 12"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];
@@ -193,47 +218,24 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     drop(silent);
 }
 
-/// An admitted peer sends other descriptors than a ring and perhaps a channel.
+/// An admitted peer sends other descriptors than those of a channel.
 #[tokio::test]
-async fn rings_that_cannot_be_used_are_refused_by_name() {
+async fn channels_that_cannot_be_used_are_refused_by_name() {
     let side = side();
     let mut listener = side.listen();
-    let unsealed = || file(RING_BYTES, SealFlags::SHRINK);
     let page = || sealed(PAGE_BYTES);
     let pipe = || std::io::pipe().unwrap().0.into();
     let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
-        (vec![unsealed(), event_fd(), event_fd(), page()], "not sealed"),
-        (
-            vec![
-                File::open(std::env::current_exe().unwrap()).unwrap().into(),
-                event_fd(),
-                event_fd(),
-                page(),
-            ],
-            "not a file that can be sealed",
-        ),
-        (vec![sealed(8192), event_fd(), event_fd(), page()], "8192 bytes"),
-        (vec![sealed(1 << 20), event_fd(), event_fd(), page()], "1048576 bytes"),
-        (vec![event_fd(), event_fd(), sealed(RING_BYTES), page()], "not a file that can be sealed"),
-        (vec![sealed(RING_BYTES), pipe(), event_fd(), page()], "no eventfd"),
-        (vec![sealed(RING_BYTES), event_fd(), pipe(), page()], "no eventfd"),
-        (vec![sealed(RING_BYTES), event_fd(), page(), event_fd()], "no eventfd"),
-        (
-            vec![sealed(RING_BYTES), event_fd(), event_fd(), event_fd()],
-            "not a file that can be sealed",
-        ),
-        (
-            vec![sealed(RING_BYTES), event_fd(), event_fd(), file(PAGE_BYTES, SealFlags::GROW)],
-            "not sealed",
-        ),
-        (vec![sealed(RING_BYTES), event_fd(), event_fd(), sealed(1024)], "1024 bytes"),
-        (
-            vec![sealed(RING_BYTES), event_fd(), page()],
-            "neither a ring nor a ring, two eventfds and a page",
-        ),
-        (vec![event_fd()], "not a file that can be sealed"),
-        (vec![], "did not give its ring"),
-        (vec![sealed(RING_BYTES), event_fd(), event_fd(), page(), page()], "more descriptors"),
+        (vec![pipe(), event_fd(), page()], "no eventfd"),
+        (vec![event_fd(), pipe(), page()], "no eventfd"),
+        (vec![event_fd(), page(), event_fd()], "no eventfd"),
+        (vec![event_fd(), event_fd(), event_fd()], "not a file that can be sealed"),
+        (vec![event_fd(), event_fd(), file(PAGE_BYTES, SealFlags::GROW)], "not sealed"),
+        (vec![event_fd(), event_fd(), sealed(1024)], "1024 bytes"),
+        (vec![event_fd(), page()], "not two eventfds and a page"),
+        (vec![event_fd()], "not two eventfds and a page"),
+        (vec![event_fd(), event_fd(), page(), page()], "not two eventfds and a page"),
+        (vec![event_fd(), event_fd(), page(), page(), page()], "more descriptors"),
         ((0..40).map(|_| event_fd()).collect(), "more descriptors"),
     ];
     for (fds, why) in cases {
@@ -250,7 +252,7 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
 /// A peer that has read no ACCEPT, or another one, is not let in: what it sends may be another
 /// process's, which the kernel then says was sent by the peer.
 #[tokio::test]
-async fn a_ring_that_answers_no_accept_is_refused() {
+async fn a_ready_that_answers_no_accept_is_refused() {
     let side = side();
     let mut listener = side.listen();
     let earlier = Arc::new(stranger_at(&listener));
@@ -275,7 +277,7 @@ async fn a_ring_that_answers_no_accept_is_refused() {
             let nonce = stranger.nonce.load(Ordering::Relaxed);
             let answer = guess.unwrap_or(nonce ^ 1);
             assert_ne!(answer, nonce);
-            stranger.send(&ring_message(answer, stranger.number), &fds);
+            stranger.send(&ready(answer, stranger.number), &fds);
         };
         let (link, ()) = tokio::join!(accept, answer);
         let (error, why) = (link.map(drop).unwrap_err(), "does not answer the nonce of ACCEPT");
@@ -320,7 +322,7 @@ async fn rings_that_lie_end_the_connection() {
 
     // In the ring that the stranger receives through, it claims to have freed what was never sent.
     let (mut end, stranger, _ring) = acquainted(&side).await;
-    put(&stranger.ring, HEAD, 1 << 40);
+    stranger.put_own(HEAD, 1 << 40);
     for i in 0..SLOTS as usize {
         end.queue_send(i, b"x", false).unwrap();
     }
@@ -360,7 +362,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
         (vec![(forget(7), vec![])], "was not given"),
         (vec![(forget(7), vec![small.as_fd()])], "makes no sense"),
         (vec![(hello(8, 64), vec![])], "makes no sense"),
-        (vec![(vec![RING], vec![small.as_fd(); 2])], "makes no sense"),
+        (vec![(vec![READY], vec![small.as_fd(); 2])], "makes no sense"),
         (vec![(vec![99; 200], vec![])], "makes no sense"),
         (vec![(vec![0; 300], vec![])], "longer"),
     ];
@@ -703,7 +705,7 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Admitted peers pass descriptors in place of a ring, an eventfd or a chunk, too many of them,
+/// Admitted peers pass descriptors in place of an eventfd, a page or a chunk, too many of them,
 /// unrequested ones, and ones that are unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
@@ -711,14 +713,14 @@ async fn what_peers_pass_holds_up_nobody() {
     let mut listener = side.listen();
     let lingering = Lingering::new();
     let socket = || lingering.socket();
-    let rings: [Vec<OwnedFd>; 5] = [
-        vec![socket(), event_fd(), event_fd(), sealed(PAGE_BYTES)],
-        vec![sealed(RING_BYTES), socket(), event_fd(), sealed(PAGE_BYTES)],
-        vec![sealed(RING_BYTES), event_fd(), event_fd(), socket()],
-        vec![sealed(RING_BYTES), event_fd(), event_fd(), sealed(PAGE_BYTES), socket()],
+    let channels: [Vec<OwnedFd>; 5] = [
+        vec![socket(), event_fd(), sealed(PAGE_BYTES)],
+        vec![event_fd(), socket(), sealed(PAGE_BYTES)],
+        vec![event_fd(), event_fd(), socket()],
+        vec![event_fd(), event_fd(), sealed(PAGE_BYTES), socket()],
         (0..12).map(|_| socket()).collect(),
     ];
-    for fds in rings {
+    for fds in channels {
         let stranger = Arc::new(stranger_at(&listener));
         stranger.greet();
         let (incoming, config) = (arrival(&mut listener).await, config());

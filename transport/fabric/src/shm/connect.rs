@@ -16,7 +16,7 @@ use crate::shm::context::DeviceContext;
 use crate::shm::link::ShmLink;
 use crate::shm::offers::Taken;
 use crate::shm::same_user::Candidate;
-use crate::shm::setup::{OwnEnd, PeerEnd};
+use crate::shm::setup::Rings;
 use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::socket::{Socket, SocketMessage, is_end};
 use crate::shm::wakeup::Wakeup;
@@ -79,8 +79,9 @@ async fn attempt(
     }
     // Create the candidate before the peer answers, because the answer may have to show its sender.
     let candidate = Candidate::of(&mut socket);
+    let own_shape = Rings::shape(config);
     let hello = Message::Hello {
-        shape: OwnEnd::shape(config),
+        shape: own_shape,
         takes: config.takes,
         private_data: private_data.to_vec(),
     };
@@ -90,7 +91,6 @@ async fn attempt(
     }
     // This work runs while the peer checks the greeting.
     let block = ControlBlock::without_recvs(pool, config)?;
-    let own_end = OwnEnd::new(config)?;
     // The reason is unknown if the server hangs up or its listener is dropped.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
@@ -99,49 +99,41 @@ async fn attempt(
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };
-    let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
+    let Some(SocketMessage { bytes, has_fds, .. }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
         (Some(Message::Accept { shape, takes, runtime, nonce, private_data }), true) => {
-            // The server sends no wake-up channel.
-            let (PeerEnd { writer, .. }, confirmed) = socket
+            let (Rings { reader, writer }, confirmed) = socket
                 .take_fds(move |taken| {
-                    let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, false)?;
-                    Ok((end, candidate.and_then(|candidate| candidate.confirm(taken.sender))))
+                    let rings = Rings::take(own_shape, shape, &taken.fds, peer.uid)?;
+                    let confirm = |c: Candidate| c.confirm(taken.sender, channels::confirmed);
+                    Ok((rings, candidate.and_then(confirm)))
                 })
                 .await
                 .map_err(failed)?;
-            let ring = own_end.file.as_fd();
             let process = confirmed.as_ref().map(|peer| peer.process);
             let chosen = confirmed.filter(|_| runtime != 0);
             let chosen = chosen.and_then(|peer| channels::choose(peer, runtime));
             let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
-                    let message = Message::Ring { nonce, channel: Some(name) }.encode();
+                    let message = Message::Ready { nonce, channel: Some(name) }.encode();
                     let sent = match &files {
                         Some((channel, page)) => {
                             let [own, servers] = channel.event_fds();
-                            socket.send(&message, &[ring, own, servers, page.as_fd()])
+                            socket.send(&message, &[own, servers, page.as_fd()])
                         }
-                        None => socket.send(&message, &[ring]),
+                        None => socket.send(&message, &[]),
                     };
                     (sent, Wakeup::Channel(member))
                 }
                 None => {
-                    let message = Message::Ring { nonce, channel: None }.encode();
-                    (socket.send(&message, &[ring]), Wakeup::Message)
+                    let message = Message::Ready { nonce, channel: None }.encode();
+                    (socket.send(&message, &[]), Wakeup::Message)
                 }
             };
-            match sent {
-                // The peer has closed its end. The peer's earlier message is read next.
-                Err(error) if is_end(&error) => {}
-                sent => sent.map_err(failed)?,
-            }
-            if let Some(errno) = opened(&socket).await.map_err(failed)? {
-                return Err(no_room(Addr::Process(peer.pid), errno));
-            }
+            sent.map_err(|error| if is_end(&error) { gone() } else { failed(error) })?;
             // From here on, this end does not check which of the peer's processes sends.
             let _ = socket.tell_senders(false);
-            let ends = (own_end.reader, writer, wakeup);
+            let ends = (reader, writer, wakeup);
             let peer = (socket, process, Taken { own: config.takes, peer: takes });
             Ok((ShmLink::new(context, peer, ends, (pool, block), config), private_data))
         }
@@ -170,29 +162,6 @@ async fn attempt(
 fn no_room(addr: Addr, errno: u32) -> ConnectError {
     let errno = i32::try_from(errno).unwrap_or(0);
     ConnectError::PeerLimit { addr, source: Arc::new(io::Error::from_raw_os_error(errno)) }
-}
-
-/// Waits until the server has taken the descriptors of RING. The server may fail to take these
-/// descriptors, so no call may be made earlier. Returns the server's error if the server has no
-/// room for the connection.
-async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
-    let message = match socket.next().await {
-        Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
-        message => message?,
-    };
-    let gone =
-        || io::Error::new(io::ErrorKind::ConnectionReset, "it ended before it let this end in");
-    let SocketMessage { bytes, has_fds } = message.ok_or_else(gone)?;
-    match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Open), false) => Ok(None),
-        (Some(Message::NoRoom { errno }), false) => Ok(Some(errno)),
-        (Some(Message::Refused { text }), false) => {
-            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}")))
-        }
-        _ => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to RING that makes no sense"))
-        }
-    }
 }
 
 /// Whether a sandbox forbids Unix sockets.

@@ -373,7 +373,7 @@ impl ShmLink {
             self.deferred = Some(Box::new(Deferred::new(message, time)));
             return Ok(());
         }
-        let SocketMessage { bytes, has_fds } = message;
+        let SocketMessage { bytes, has_fds, .. } = message;
         let message = Message::decode(&bytes).map(|message| self.taken.check(message)).transpose();
         match (message.map_err(|what| self.breach(what))?, has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {

@@ -3,11 +3,12 @@
 //! | client | messages | with descriptors |
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
-//! | admitted | ACCEPT: ring of this end, and whether it accepts a wake-up channel | yes |
-//! | | RING: the nonce of ACCEPT, ring of the client, and perhaps eventfds and page of a channel; a thread that may block takes the descriptors | yes |
-//! | let in | OPEN: this end has taken the descriptors; or REFUSED, with the cause, and the client takes another path | no |
+//! | admitted | ACCEPT: the file of both rings, and whether this end accepts a wake-up channel | |
+//! | let in | READY: the nonce of ACCEPT, and perhaps eventfds and page of a channel; a thread that may block takes the descriptors | yes |
 //!
-//! So this end opens no file of a client before the client's ticket is checked. Descriptors that a
+//! A client that has sent READY uses the connection at once: this end has made the rings, and does
+//! without a channel whose files it cannot take. This end opens no file of a client before the
+//! client's ticket is checked. Descriptors that a
 //! client sends earlier are closed with the client's socket. The threads that close such sockets
 //! serve no admitted clients. While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection
 //! is accepted.
@@ -32,7 +33,7 @@ use crate::shm::link::ShmLink;
 use crate::shm::offers::Taken;
 use crate::shm::ring::Shape;
 use crate::shm::same_user::Candidate;
-use crate::shm::setup::{OwnEnd, PeerEnd};
+use crate::shm::setup::{Rings, channel_files};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::socket::{Credentials, ListenSocket, Socket, SocketMessage, is_end, is_shortage};
@@ -127,6 +128,11 @@ impl ShmListener {
     }
 }
 
+/// Whether the process or its host has reached a limit.
+fn is_limit(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|errno| LIMITS.contains(&errno))
+}
+
 /// Returns a number that a peer can only know by reading it.
 fn nonce() -> u64 {
     static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
@@ -160,7 +166,7 @@ async fn hello(
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
     }
-    let SocketMessage { bytes, has_fds } = match socket.next().await {
+    let SocketMessage { bytes, has_fds, .. } = match socket.next().await {
         Ok(Some(message)) => message,
         Ok(None) => return None,
         Err(error) => {
@@ -214,7 +220,7 @@ impl ShmIncoming {
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
-    /// Waits for the peer's ring. From now on the peer may pass descriptors.
+    /// Waits until the peer is ready. From now on the peer may pass descriptors.
     pub async fn accept(
         self,
         config: &LinkConfig,
@@ -250,9 +256,9 @@ impl ShmIncoming {
             },
         };
         let refuse = |socket: &Socket, error: &io::Error| {
-            let message = match error.raw_os_error().filter(|errno| LIMITS.contains(errno)) {
-                Some(errno) => Message::NoRoom { errno: errno.unsigned_abs() },
-                None => Message::Refused { text: error.to_string() },
+            let message = match error.raw_os_error() {
+                Some(errno) if is_limit(error) => Message::NoRoom { errno: errno.unsigned_abs() },
+                _ => Message::Refused { text: error.to_string() },
             };
             // An error is ignored: a peer that does not read its socket does not learn the reason.
             let _ = socket.send(&message.encode(), &[]);
@@ -262,47 +268,55 @@ impl ShmIncoming {
             failed(error)
         };
         let block = ControlBlock::without_recvs(pool, config)?;
-        let own_end = OwnEnd::new(config).inspect_err(|error| match error {
+        let own = Rings::shape(config);
+        let (rings, file) = Rings::make(own, shape, peer.uid).inspect_err(|error| match error {
             FabricError::MemoryFile { source, .. } => refuse(&socket, source),
             error => refuse(&socket, &io::Error::other(error.to_string())),
         })?;
-        // Create the candidate before the peer sends its ring, because the message with the ring
-        // may have to show its sender.
+        // Create the candidate before the peer sends READY, which may have to show its sender.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };
         let private_data = private_data.to_vec();
-        let (own, own_takes) = (own_end.shape, config.takes);
-        let nonce = nonce();
-        let accept = Message::Accept { shape: own, takes: own_takes, runtime, nonce, private_data };
+        let (takes_own, nonce) = (config.takes, nonce());
+        let accept = Message::Accept { shape: own, takes: takes_own, runtime, nonce, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
         // A new socket has room for the message, so the call does not wait.
-        socket.send(&accept.encode(), &[own_end.file.as_fd()]).map_err(failed)?;
-        let SocketMessage { bytes, has_fds } =
+        socket.send(&accept.encode(), &[file.as_fd()]).map_err(failed)?;
+        drop(file);
+        let SocketMessage { bytes, has_fds, sender } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;
         let refuse = |error: io::Error| tell(&socket, error);
         let breach = |what| refuse(io::Error::new(io::ErrorKind::InvalidData, what));
-        let channel = match (Message::decode(&bytes), has_fds) {
-            (Some(Message::Ring { nonce: answered, channel }), true) if answered == nonce => {
-                channel
+        let channel = match Message::decode(&bytes) {
+            Some(Message::Ready { nonce: answered, channel }) if answered == nonce => channel,
+            Some(Message::Ready { .. }) => {
+                return Err(breach("its READY does not answer the nonce of ACCEPT"));
             }
-            (Some(Message::Ring { .. }), true) => {
-                return Err(breach("its RING does not answer the nonce of ACCEPT"));
-            }
-            _ => return Err(breach("it was let in, and did not give its ring")),
+            _ => return Err(breach("it was let in, and is not ready")),
         };
-        let (PeerEnd { writer, files }, confirmed) = socket
-            .take_fds(move |taken| {
-                let confirmed = candidate.and_then(|candidate| candidate.confirm(taken.sender));
-                let takes_channel = takes_channel && confirmed.is_some();
-                let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, takes_channel)?;
-                Ok((end, confirmed))
-            })
-            .await
-            .map_err(refuse)?;
+        let confirm =
+            move |sender| candidate.and_then(|peer| peer.confirm(sender, channels::confirmed));
+        let (files, confirmed) = match has_fds {
+            true => {
+                let taken = socket.take_fds(move |taken| {
+                    let confirmed = confirm(taken.sender);
+                    let files = channel_files(&mut taken.fds, peer.uid)?;
+                    Ok((files.filter(|_| takes_channel && confirmed.is_some()), confirmed))
+                });
+                match taken.await {
+                    Err(error) if is_limit(&error) => {
+                        tracing::debug!(%error, "no wake-up channel");
+                        (None, None)
+                    }
+                    taken => taken.map_err(refuse)?,
+                }
+            }
+            false => (None, confirm(sender)),
+        };
         let process = confirmed.as_ref().map(|peer| peer.process);
         let member = match (confirmed, channel) {
             (Some(peer), Some(name)) => channels::join(peer, name, files),
@@ -311,8 +325,7 @@ impl ShmIncoming {
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
         // From here on, this end does not check which of the peer's processes sends.
         let _ = socket.tell_senders(false);
-        socket.send(&Message::Open.encode(), &[]).map_err(failed)?;
-        let ends = (own_end.reader, writer, wakeup);
+        let ends = (rings.reader, rings.writer, wakeup);
         let taken = Taken { own: config.takes, peer: takes };
         Ok(ShmLink::new(&context, (socket, process, taken), ends, (pool, block), config))
     }

@@ -30,13 +30,14 @@
 //! ([`Link::shrink`](crate::Link::shrink)).
 //!
 //! A handshake has three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the
-//! ring of the accepting end and the number of its runtime. RING carries the ring of the connecting
-//! end and the number of the channel that this end has chosen (`wakeup::channels`). Until the
-//! accepting end has the channel's eventfds and page, RING also carries them. A process opens no
-//! descriptor from a peer before it has checked the peer's ticket. Calls that may block on such a
-//! descriptor run on dedicated threads (`blocking`). In particular, no task opens, waits for or
-//! closes an unknown file: tasks wait only for sockets, and for descriptors that were found to be
-//! eventfds.
+//! file of both rings, which the accepting end has made, and the number of its runtime. READY
+//! carries the number of the channel that the connecting end has chosen (`wakeup::channels`), and
+//! also the channel's eventfds and page until the accepting end has them. The connecting end sends
+//! at once after READY, because the accepting end already has all that the connection needs. A
+//! process opens no descriptor from a peer before it has checked the peer's ticket. Calls that may
+//! block on such a descriptor run on dedicated threads (`blocking`). In particular, no task opens,
+//! waits for or closes an unknown file: tasks wait only for sockets, and for descriptors that were
+//! found to be eventfds.
 //!
 //! Data in shared memory is as untrusted as a packet. So `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,

@@ -26,7 +26,6 @@ use tonic_rdma_memory::PerProcess;
 
 use crate::access::{HostProcess, read_proc, start_of};
 use crate::shm::socket::Socket;
-use crate::shm::wakeup::channels;
 
 /// Whether this process has no number in a namespace below that of /proc. The value never changes.
 static ONE_NUMBER: PerProcess<bool> =
@@ -84,8 +83,13 @@ impl Candidate {
     }
 
     /// Returns the peer if the peer is in this process's PID namespace. `sender` is the sender of a
-    /// message that was sent since the candidate was created.
-    pub(super) fn confirm(self, sender: Option<u32>) -> Option<ConfirmedPeer> {
+    /// message that was sent since the candidate was created. `known` returns the living process
+    /// with this id, if it was confirmed before.
+    pub(super) fn confirm(
+        self,
+        sender: Option<u32>,
+        known: impl FnOnce(u32) -> Option<HostProcess>,
+    ) -> Option<ConfirmedPeer> {
         let Candidate { pid, pidfd, must_send } = self;
         if must_send && sender != Some(pid) {
             return None;
@@ -95,7 +99,7 @@ impl Candidate {
             same.then(|| Some(HostProcess { pid, start: start_of(pid)? }))?
         };
         // Neither the namespace nor the start of a process changes.
-        let process = channels::confirmed(pid).or_else(read)?;
+        let process = known(pid).or_else(read)?;
         lives(&pidfd).then_some(ConfirmedPeer { process, pidfd })
     }
 }
@@ -195,7 +199,7 @@ mod tests {
     }
 
     fn process(candidate: Candidate, sender: Option<u32>) -> Option<HostProcess> {
-        candidate.confirm(sender).map(|peer| peer.process)
+        candidate.confirm(sender, |_| None).map(|peer| peer.process)
     }
 
     async fn pair() -> (Socket, Socket) {

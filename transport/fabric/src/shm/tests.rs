@@ -26,7 +26,7 @@ fn cases() -> Vec<(&'static str, Message)> {
     let (runtime, nonce) = (0x1817_1615_1413_1211, 0x2827_2625_2423_2221);
     let (key, addr, len) = (0x0403_0201, 0x1817_1615_1413_1211, 0x2827_2625_2423_2221);
     let lend = |lend_on| Message::Lend { key, addr, len, lend_on };
-    let ring = |end| Message::Ring {
+    let ready = |end| Message::Ready {
         nonce,
         channel: Some(ChannelName { number: 0x3837_3635_3433_3231, runtime, end }),
     };
@@ -48,9 +48,9 @@ fn cases() -> Vec<(&'static str, Message)> {
         ("CHUNK", Message::Chunk { rkey: key, addr, len }),
         ("FORGET", Message::Forget { rkey: key }),
         ("WAKE", Message::Wake),
-        ("RING", ring(ChannelEnd::Maker)),
-        ("RING/server-made", ring(ChannelEnd::Taker)),
-        ("RING/no-channel", Message::Ring { nonce, channel: None }),
+        ("READY", ready(ChannelEnd::Maker)),
+        ("READY/server-made", ready(ChannelEnd::Taker)),
+        ("READY/no-channel", Message::Ready { nonce, channel: None }),
         ("OTHER_USER", Message::OtherUser { uid: key }),
         ("LEND", lend(LendOn::Never)),
         ("LEND/allowed", lend(LendOn::Allowed)),
@@ -60,7 +60,6 @@ fn cases() -> Vec<(&'static str, Message)> {
         ("UNLEND", Message::Unlend { key }),
         ("NAME", Message::Name { key, addr, len }),
         ("UNNAME", Message::Unname { key }),
-        ("OPEN", Message::Open),
         ("NO_ROOM", Message::NoRoom { errno: key }),
     ]
 }
@@ -94,9 +93,9 @@ fn values(message: &Message) -> Vec<(&'static str, u64)> {
             vec![("rkey", (*rkey).into()), ("address", *addr), ("len", *len)]
         }
         Message::Forget { rkey } => vec![("rkey", (*rkey).into())],
-        Message::Wake | Message::Open => vec![],
-        Message::Ring { nonce, channel: None } => vec![("nonce", *nonce)],
-        Message::Ring { nonce, channel: Some(ChannelName { number, runtime, end }) } => vec![
+        Message::Wake => vec![],
+        Message::Ready { nonce, channel: None } => vec![("nonce", *nonce)],
+        Message::Ready { nonce, channel: Some(ChannelName { number, runtime, end }) } => vec![
             ("nonce", *nonce),
             ("number", *number),
             ("runtime", *runtime),

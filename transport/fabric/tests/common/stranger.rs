@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -29,14 +30,13 @@ pub const NONCE: std::ops::Range<usize> = 25..33;
 pub const REFUSED: u8 = 4;
 pub const CHUNK: u8 = 5;
 pub const FORGET: u8 = 6;
-pub const RING: u8 = 8;
+pub const READY: u8 = 8;
 pub const LEND: u8 = 10;
 pub const TAKEN: u8 = 11;
 pub const DECLINED: u8 = 12;
 pub const UNLEND: u8 = 13;
 pub const NAME: u8 = 14;
 pub const UNNAME: u8 = 15;
-pub const OPEN: u8 = 16;
 /// LEND and NAME.
 pub const TAKES_ALL: u8 = 3;
 /// Offsets in a ring of at least 8 slots.
@@ -48,8 +48,19 @@ pub const PLACES: u64 = 256;
 /// The number and size of the slots in a stranger's ring.
 pub const SLOTS: u32 = 8;
 pub const SLOT_SIZE: u32 = 1024;
-/// The size of this ring: 40 words, then room for the messages, and one more.
-pub const RING_BYTES: u64 = 40 * 8 + ((SLOTS + 1) * SLOT_SIZE) as u64;
+/// The size of this ring.
+pub const RING_BYTES: u64 = ring_bytes(SLOTS, SLOT_SIZE);
+
+/// Bytes of a ring: 32 words and one for each slot, in lines of 8, then room for the messages and
+/// one more.
+pub const fn ring_bytes(slots: u32, slot_size: u32) -> u64 {
+    ((32 + slots).next_multiple_of(8) * 8 + (slots + 1) * slot_size) as u64
+}
+
+/// Where the client's ring begins in the file of both rings, after the server's.
+pub const fn client_ring(server: u64) -> u64 {
+    server.next_multiple_of(64 << 10)
+}
 
 /// The size of a channel's page, and offsets in what a stranger that has made it is woken by, and
 /// in what it wakes its peer by.
@@ -62,7 +73,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x0b".as_slice()].concat()
+    [&[kind], b"trdshm\x0c".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -183,10 +194,10 @@ pub fn overflow(event_fd: &OwnedFd) {
     assert_eq!(again, Err(rustix::io::Errno::AGAIN));
 }
 
-/// RING that answers this nonce, with a channel of this number, which the stranger has made.
-pub fn ring_message(nonce: u64, number: u64) -> Vec<u8> {
+/// READY that answers this nonce, with a channel of this number, which the stranger has made.
+pub fn ready(nonce: u64, number: u64) -> Vec<u8> {
     let [nonce, number, runtime] = [nonce, number, 1].map(u64::to_le_bytes);
-    [&[RING], nonce.as_slice(), &number, &runtime, &[0]].concat()
+    [&[READY], nonce.as_slice(), &number, &runtime, &[0]].concat()
 }
 
 /// A socket that listens under this name, and blocks.
@@ -208,7 +219,8 @@ pub async fn arrival(listener: &mut Listener) -> Incoming {
 /// A connected process that may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
-    pub ring: File,
+    /// The file of both rings, and where the ring begins that the stranger receives through.
+    pub rings: OnceLock<(File, u64)>,
     /// The eventfd that it waits for, and the one that it wakes its peer by.
     pub own_event_fd: OwnedFd,
     pub peers_event_fd: OwnedFd,
@@ -239,10 +251,9 @@ impl Stranger {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
         static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let (ring, page) = (sealed(RING_BYTES).into(), sealed(PAGE_BYTES).into());
+        let (page, rings, nonce) = (sealed(PAGE_BYTES).into(), OnceLock::new(), AtomicU64::new(0));
         let (own_event_fd, peers_event_fd) = (event_fd(), event_fd());
-        let nonce = AtomicU64::new(0);
-        Stranger { socket, ring, own_event_fd, peers_event_fd, page, number, nonce }
+        Stranger { socket, rings, own_event_fd, peers_event_fd, page, number, nonce }
     }
 
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -257,17 +268,8 @@ impl Stranger {
         self.try_send(bytes, fds).unwrap();
     }
 
-    /// The next message but OPEN, or `None` if the connection has been closed.
+    /// The next message, or `None` if the connection has been closed.
     pub fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-        loop {
-            match self.receive_any() {
-                Some((bytes, _)) if bytes == [OPEN] => {}
-                received => return received,
-            }
-        }
-    }
-
-    fn receive_any(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -292,27 +294,46 @@ impl Stranger {
         self.send(&hello(SLOTS, SLOT_SIZE), &[]);
     }
 
-    /// Receives ACCEPT, and returns the ring that comes with it.
+    /// Receives ACCEPT, and returns the file that comes with it, which begins with the server's
+    /// ring.
     pub fn accepted(&self) -> File {
         let (accept, mut fds) = self.receive().unwrap();
         assert_eq!((accept[0], fds.len()), (ACCEPT, 1));
         let nonce = u64::from_le_bytes(accept[NONCE].try_into().unwrap());
         self.nonce.store(nonce, Ordering::Relaxed);
-        fds.swap_remove(0).into()
+        let [slots, slot_size] =
+            [8, 12].map(|at| u32::from_le_bytes(accept[at..at + 4].try_into().unwrap()));
+        let file = File::from(fds.swap_remove(0));
+        let rings = (file.try_clone().unwrap(), client_ring(ring_bytes(slots, slot_size)));
+        self.rings.set(rings).unwrap();
+        file
     }
 
-    /// RING that answers the last ACCEPT.
-    pub fn ring_message(&self, number: u64) -> Vec<u8> {
-        ring_message(self.nonce.load(Ordering::Relaxed), number)
+    /// READY that answers the last ACCEPT.
+    pub fn ready(&self, number: u64) -> Vec<u8> {
+        ready(self.nonce.load(Ordering::Relaxed), number)
     }
 
-    /// Like [`accepted`](Self::accepted), but does not block the test's runtime. Then sends `fds`
-    /// as its ring, and eventfds and page of its channel.
+    /// Writes a word of the ring that the stranger receives through.
+    pub fn put_own(&self, at: u64, value: u64) {
+        let (file, ring) = self.rings.get().unwrap();
+        file.write_all_at(&value.to_ne_bytes(), ring + at).unwrap();
+    }
+
+    /// Reads a word of the ring that the stranger receives through.
+    pub fn get_own(&self, at: u64) -> u64 {
+        let ((file, ring), mut word) = (self.rings.get().unwrap(), [0; 8]);
+        file.read_exact_at(&mut word, ring + at).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    /// Like [`accepted`](Self::accepted), but does not block the test's runtime. Then sends READY,
+    /// with `fds` as eventfds and page of its channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
             let ring = this.accepted();
-            let message = this.ring_message(this.number);
+            let message = this.ready(this.number);
             this.send(&message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
             // The thread that closes them last may have to wait.
@@ -321,10 +342,10 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// The ring, the eventfds and the page that it has made.
+    /// The eventfds and the page that it has made.
     pub fn own(&self) -> Vec<OwnedFd> {
-        let Stranger { ring, own_event_fd, peers_event_fd, page, .. } = self;
-        [ring.as_fd(), own_event_fd.as_fd(), peers_event_fd.as_fd(), page.as_fd()]
+        let Stranger { own_event_fd, peers_event_fd, page, .. } = self;
+        [own_event_fd.as_fd(), peers_event_fd.as_fd(), page.as_fd()]
             .map(|fd| fd.try_clone_to_owned().unwrap())
             .into()
     }

@@ -9,7 +9,8 @@
 //!
 //! # Mapped files
 //!
-//! A [`Map`] is a file mapped into this process: this end's ring, or a file that a peer gave.
+//! A [`Map`] is a file mapped into this process: the rings of a connection, or a file that a peer
+//! gave.
 //!
 //! The process that offers memory must have allocated that memory. Landing memory and lent memory
 //! must have all pages when they are offered: a process that touches a hole allocates the page, and
@@ -106,6 +107,12 @@ fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
     Ok(())
 }
 
+/// The offset of the second of two parts of a file, and the length of the file.
+fn second_part([first, second]: [usize; 2]) -> (usize, usize) {
+    let offset = first.next_multiple_of(MAX_PAGE as usize);
+    (offset, offset + second)
+}
+
 /// A mapping that other processes write to. This process never accesses the mapping through a
 /// reference to plain bytes.
 #[derive(Debug)]
@@ -139,7 +146,22 @@ impl Map {
     ) -> io::Result<Map> {
         let stat = check(&file, len, &[KEEPS_SIZE])?;
         accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, len, READ_WRITE)
+        Map::of(file, 0, len, READ_WRITE)
+    }
+
+    /// Maps both parts of a file with the layout of [`create_parts`](Self::create_parts). Returns
+    /// the parts and the file's identity.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new).
+    pub(crate) fn parts(file: impl AsFd, lens: [usize; 2]) -> io::Result<([Map; 2], FileId)> {
+        let stat = check(&file, second_part(lens).1, &[KEEPS_SIZE])?;
+        Ok((Map::map_parts(file, lens)?, (stat.st_dev, stat.st_ino)))
+    }
+
+    fn map_parts(file: impl AsFd, lens: [usize; 2]) -> io::Result<[Map; 2]> {
+        let first = Map::of(&file, 0, lens[0], READ_WRITE)?;
+        Ok([first, Map::of(file, second_part(lens).0, lens[1], READ_WRITE)?])
     }
 
     /// Like [`new`](Self::new), but requires a file that has all of its pages.
@@ -154,7 +176,7 @@ impl Map {
         let stat = check(&file, len, &[KEEPS_SIZE])?;
         check_pages(&file, &stat)?;
         accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, len, READ_WRITE)
+        Map::of(file, 0, len, READ_WRITE)
     }
 
     /// Maps a file of `len` bytes for reading, with all of its pages, if nobody can truncate the
@@ -173,7 +195,7 @@ impl Map {
         // Nobody can remove existing pages, because either seal forbids punching holes.
         check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
-        let map = Map::of(file, len, ProtFlags::READ)?;
+        let map = Map::of(file, 0, len, ProtFlags::READ)?;
         map.populate();
         Ok(map)
     }
@@ -205,10 +227,11 @@ impl Map {
         self.len
     }
 
-    fn of(file: impl AsFd, len: usize, prot: ProtFlags) -> io::Result<Map> {
+    fn of(file: impl AsFd, offset: usize, len: usize, prot: ProtFlags) -> io::Result<Map> {
+        let (flags, offset) = (MapFlags::SHARED, offset as u64);
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its
         // size.
-        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
+        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, offset) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0, process: Process::current() };
         // A child of fork() has no use for the mapping, and would keep the peer's memory alive.
@@ -222,8 +245,15 @@ impl Map {
 
     /// Creates a file of this process and maps the file. The file begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
-        let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
-        Ok((Map::of(&file, len, READ_WRITE)?, file))
+        let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-page", len)?;
+        Ok((Map::of(&file, 0, len, READ_WRITE)?, file))
+    }
+
+    /// Creates a file of this process with two parts, and maps both. The second part begins at the
+    /// next multiple of 64 KiB. The file begins without pages.
+    pub(crate) fn create_parts(lens: [usize; 2]) -> io::Result<([Map; 2], OwnedFd)> {
+        let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-rings", second_part(lens).1)?;
+        Ok((Map::map_parts(&file, lens)?, file))
     }
 
     /// Frees the pages after the first `keep` bytes, in both processes. The freed bytes read as

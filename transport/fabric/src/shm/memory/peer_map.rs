@@ -31,11 +31,11 @@ const ADDRESS_SPACE_DIVISOR: u64 = 8;
 /// Maximum bytes of the chunks that a peer keeps in a connection. The chunks take this process's
 /// address space, and the peer's memory.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
-/// Maximum bytes of a file that is unmapped where it is dropped, such as the ring of a connection.
-/// A peer that maps the file often and punches holes into it makes munmap(2) wait. The peer could
-/// do the same with this end's own ring, which is unmapped at the same time, and with each page
-/// fault in either ring. A ring of 33 pages took 6 us. A thread took 20 us, most of it the switch to
-/// it and back (perf trace of `compare --rows connect`, Linux 6.18, AMD EPYC, family 25 model 17).
+/// Maximum bytes of a file that is unmapped where it is dropped, such as the rings of a connection.
+/// A peer that maps the file often and punches holes into it makes munmap(2) wait, and also each
+/// page fault in a ring. A ring of 33 pages took 6 us. A thread took 20 us, most of it the switch
+/// to it and back (perf trace of `compare --rows connect`, Linux 6.18, AMD EPYC, family 25 model
+/// 17).
 const UNMAP_HERE: usize = 256 << 10;
 /// Number of chunks that each connection may always give, even if there are many connections.
 const MIN_CHUNKS: usize = 8;
@@ -60,7 +60,7 @@ pub(crate) struct Given {
 /// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// The ring of a connection.
+    /// The rings of a connection, in one file of either end.
     Ring,
     /// The single page of a wake-up channel.
     Page,
@@ -118,7 +118,8 @@ struct Mapped {
     files: BTreeSet<FileId>,
     /// The number of rings among these files. Each connection has one ring.
     rings: usize,
-    /// The number of mappings of files that several connections may have given.
+    /// The number of mappings of files that several connections may have given, or this end has
+    /// made.
     again: usize,
     /// Address space of all mappings, in bytes.
     bytes: u64,
@@ -157,17 +158,18 @@ impl Mapped {
 /// A file's entry in [`MAPPED`].
 #[derive(Debug)]
 struct MapEntry {
-    file: FileId,
+    /// `None` for a file that several connections may give, or that this end has made.
+    file: Option<FileId>,
     usage: Usage,
     bytes: u64,
 }
 
 impl MapEntry {
-    fn new(file: FileId, usage: Usage, len: usize) -> io::Result<MapEntry> {
+    fn new(file: Option<FileId>, usage: Usage, len: usize) -> io::Result<MapEntry> {
         let (limits, bytes) = (MapLimits::get(), len as u64);
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        let once = !usage.may_come_again();
-        if once && mapped.files.contains(&file) {
+        let file = file.filter(|_| !usage.may_come_again());
+        if file.is_some_and(|file| mapped.files.contains(&file)) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a file that was given already",
@@ -185,9 +187,9 @@ impl MapEntry {
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        match once {
-            true => drop(mapped.files.insert(file)),
-            false => mapped.again += 1,
+        match file {
+            Some(file) => drop(mapped.files.insert(file)),
+            None => mapped.again += 1,
         }
         mapped.rings += usize::from(usage == Usage::Ring);
         mapped.bytes += bytes;
@@ -198,9 +200,9 @@ impl MapEntry {
 impl Drop for MapEntry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.usage {
-            usage if usage.may_come_again() => mapped.again -= 1,
-            _ => drop(mapped.files.remove(&self.file)),
+        match self.file {
+            Some(file) => drop(mapped.files.remove(&file)),
+            None => mapped.again -= 1,
         }
         mapped.rings -= usize::from(self.usage == Usage::Ring);
         mapped.bytes -= self.bytes;
@@ -255,21 +257,15 @@ impl PeerMap {
     /// refer to any file.
     ///
     /// # Errors
-    /// The errors of [`Map::new`] or, for files other than rings and pages, of [`Map::whole`]. Also
-    /// fails if the file is mapped already or there are too many files.
+    /// The errors of [`Map::whole`]. Also fails if the file is mapped already or there are too many
+    /// files.
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let (mut entry, cost) = (None, usage.cost(user, len));
         let accept = |file| {
-            entry = Some(MapEntry::new(file, usage, len)?);
+            entry = Some(MapEntry::new(Some(file), usage, len)?);
             Ok(())
         };
-        let map = match usage {
-            // Both ends write to this short file.
-            Usage::Ring | Usage::Page => Map::new(file, len, accept),
-            Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. } => {
-                Map::whole(file, len, accept)
-            }
-        }?;
+        let map = Map::whole(file, len, accept)?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
@@ -313,7 +309,7 @@ impl PeerMap {
         let usage = Usage::Lent { others };
         let (mut entry, cost) = (None, usage.cost(user, len));
         let map = Map::read_only(file, len, |file| {
-            entry = Some(MapEntry::new(file, usage, len)?);
+            entry = Some(MapEntry::new(Some(file), usage, len)?);
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
@@ -330,11 +326,16 @@ impl PeerMap {
         self.mapped.as_ref().map_or(0, |(map, _)| map.len())
     }
 
-    /// Counts a file that has been mapped already.
+    /// Counts a file that has been mapped already. `file` is `None` if this end has made the file.
     ///
     /// # Errors
     /// The file is counted already, or there are too many files.
-    pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
+    pub(crate) fn adopt(
+        map: Map,
+        file: Option<FileId>,
+        user: u32,
+        usage: Usage,
+    ) -> io::Result<PeerMap> {
         let entry = MapEntry::new(file, usage, map.len())?;
         Ok(PeerMap { mapped: Some((map, entry)), user, cost: None })
     }
@@ -403,12 +404,16 @@ mod tests {
 
     #[test]
     fn a_file_is_mapped_once_at_a_time() {
-        let file = sealed(c"test", 4096).unwrap();
-        let map = PeerMap::new(&file, 4096, 0, Usage::Ring).unwrap();
-        let error = PeerMap::new(&file, 4096, 0, Usage::Ring).unwrap_err();
+        let file = sealed(c"test", (64 << 10) + 4096).unwrap();
+        let map = || {
+            let ([map, _], id) = Map::parts(&file, [4096, 4096])?;
+            PeerMap::adopt(map, Some(id), 0, Usage::Ring)
+        };
+        let first = map().unwrap();
+        let error = map().unwrap_err();
         assert!(error.to_string().contains("given already"), "{error}");
-        drop(map);
-        PeerMap::new(&file, 4096, 0, Usage::Ring).unwrap();
+        drop(first);
+        map().unwrap();
     }
 
     /// A file that can be lent.

@@ -48,6 +48,9 @@ pub(crate) struct SocketMessage {
     /// Whether descriptors came with the message. If so, the message stays in the queue until
     /// [`Socket::take_fds`] has taken the descriptors.
     pub(crate) has_fds: bool,
+    /// The process that has sent the message, as verified by the kernel, if the socket reports
+    /// senders.
+    pub(crate) sender: Option<u32>,
 }
 
 /// Descriptors that came with a message.
@@ -94,18 +97,29 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
 /// file, because the queue still holds the files to which peeking takes references. If the socket
 /// reports senders, the control buffer has room only for the sender, which comes first.
 fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
-    let mut bytes = [0; MAX_MESSAGE];
+    let (mut bytes, mut sender) = ([0; MAX_MESSAGE], None);
     let mut read = |flags| {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let space = if tells_senders { &mut space[..] } else { &mut [] };
-        read(socket, &mut bytes, flags, &mut RecvAncillaryBuffer::new(space))
+        let mut control = RecvAncillaryBuffer::new(space);
+        let received = read(socket, &mut bytes, flags, &mut control);
+        sender = control.drain().find_map(|message| sender_of(&message));
+        received
     };
     let (len, has_fds) = read(RecvFlags::PEEK)?;
     if !has_fds {
         // This call takes the same message, because no other thread reads from this socket.
         read(RecvFlags::empty())?;
     }
-    Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))
+    let message = || SocketMessage { bytes: bytes[..len].to_vec(), has_fds, sender };
+    Ok((len > 0 || has_fds).then(message))
+}
+
+fn sender_of(message: &RecvAncillaryMessage<'_>) -> Option<u32> {
+    match message {
+        RecvAncillaryMessage::ScmCredentials(who) => u32::try_from(who.pid.as_raw_pid()).ok(),
+        _ => None,
+    }
 }
 
 /// Takes the next message with its descriptors. May block if some descriptors cannot be opened and
@@ -120,10 +134,7 @@ fn receive_fds(socket: &OwnedFd, TakenFds { fds, sender }: &mut TakenFds) -> io:
     for message in control.drain() {
         match message {
             RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
-            RecvAncillaryMessage::ScmCredentials(who) => {
-                *sender = u32::try_from(who.pid.as_raw_pid()).ok();
-            }
-            _ => {}
+            other => *sender = sender_of(&other).or(*sender),
         }
     }
     let (_, truncated) = received?;
@@ -499,7 +510,7 @@ mod tests {
         one.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap();
         one.send(b"second", &[]).unwrap();
         for _ in 0..2 {
-            let SocketMessage { bytes, has_fds } = other.receive().unwrap().unwrap();
+            let SocketMessage { bytes, has_fds, .. } = other.receive().unwrap().unwrap();
             assert_eq!(
                 (bytes.as_slice(), has_fds),
                 (b"first".as_slice(), true),
@@ -507,7 +518,7 @@ mod tests {
             );
         }
         assert_eq!(take(&other).await.unwrap(), 2);
-        let SocketMessage { bytes, has_fds } = other.next().await.unwrap().unwrap();
+        let SocketMessage { bytes, has_fds, .. } = other.next().await.unwrap().unwrap();
         assert_eq!((bytes.as_slice(), has_fds), (b"second".as_slice(), false));
         assert_eq!(other.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(one.peer().pid, std::process::id());

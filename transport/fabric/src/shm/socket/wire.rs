@@ -10,7 +10,7 @@ use crate::shm::ring::Shape;
 use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
 
 /// The version of the protocol.
-pub(crate) const VERSION: u8 = 11;
+pub(crate) const VERSION: u8 = 12;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Maximum length of the text of REFUSED, in bytes.
 pub(crate) const MAX_TEXT: usize = 128;
@@ -50,7 +50,7 @@ message_kinds! {
     Chunk = 5,
     Forget = 6,
     Wake = 7,
-    Ring = 8,
+    Ready = 8,
     OtherUser = 9,
     Lend = 10,
     Taken = 11,
@@ -58,8 +58,7 @@ message_kinds! {
     Unlend = 13,
     Name = 14,
     Unname = 15,
-    Open = 16,
-    NoRoom = 17,
+    NoRoom = 16,
 }
 
 impl MessageKind {
@@ -76,14 +75,13 @@ impl MessageKind {
             MessageKind::Chunk
             | MessageKind::Forget
             | MessageKind::Wake
-            | MessageKind::Ring
+            | MessageKind::Ready
             | MessageKind::Lend
             | MessageKind::Taken
             | MessageKind::Declined
             | MessageKind::Unlend
             | MessageKind::Name
-            | MessageKind::Unname
-            | MessageKind::Open => false,
+            | MessageKind::Unname => false,
         }
     }
 }
@@ -111,8 +109,7 @@ pub(crate) enum Message {
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
-    Ring { nonce: u64, channel: Option<ChannelName> },
-    Open,
+    Ready { nonce: u64, channel: Option<ChannelName> },
     Lend { key: u32, addr: u64, len: u64, lend_on: LendOn },
     Taken { key: u32 },
     Declined { key: u32 },
@@ -133,8 +130,7 @@ impl Message {
             Message::Chunk { .. } => MessageKind::Chunk,
             Message::Forget { .. } => MessageKind::Forget,
             Message::Wake => MessageKind::Wake,
-            Message::Ring { .. } => MessageKind::Ring,
-            Message::Open => MessageKind::Open,
+            Message::Ready { .. } => MessageKind::Ready,
             Message::Lend { .. } => MessageKind::Lend,
             Message::Taken { .. } => MessageKind::Taken,
             Message::Declined { .. } => MessageKind::Declined,
@@ -184,8 +180,8 @@ impl Message {
             | Message::Declined { key }
             | Message::Unlend { key }
             | Message::Unname { key } => out.extend(key.to_le_bytes()),
-            Message::Wake | Message::Open => {}
-            Message::Ring { nonce, channel } => {
+            Message::Wake => {}
+            Message::Ready { nonce, channel } => {
                 out.extend(nonce.to_le_bytes());
                 if let Some(ChannelName { number, runtime, end }) = channel {
                     out.extend(number.to_le_bytes());
@@ -267,14 +263,13 @@ impl Message {
                 (Message::Unname { key }, rest)
             }
             MessageKind::Wake => (Message::Wake, rest),
-            MessageKind::Open => (Message::Open, rest),
-            MessageKind::Ring => {
+            MessageKind::Ready => {
                 let (nonce, rest) = u64_of(rest)?;
                 let channel = match rest {
                     [] => None,
                     rest => Some(channel_name(rest)?),
                 };
-                (Message::Ring { nonce, channel }, &[][..])
+                (Message::Ready { nonce, channel }, &[][..])
             }
         };
         rest.is_empty().then_some(message)
@@ -366,13 +361,12 @@ mod tests {
             Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Done },
             Message::Forget { rkey: 9 },
             Message::Wake,
-            Message::Open,
-            Message::Ring { nonce: 1, channel: None },
-            Message::Ring {
+            Message::Ready { nonce: 1, channel: None },
+            Message::Ready {
                 nonce: 0,
                 channel: Some(ChannelName { number: 1, runtime: 2, end: ChannelEnd::Maker }),
             },
-            Message::Ring {
+            Message::Ready {
                 nonce: 0,
                 channel: Some(ChannelName { number: 1, runtime: 2, end: ChannelEnd::Taker }),
             },

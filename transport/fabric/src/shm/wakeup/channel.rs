@@ -21,7 +21,7 @@
 //! The poller may be queued on a thread that a task blocks. Any connection whose task runs on
 //! another thread then takes the bits.
 //!
-//! A channel ends some time after its last connection ([`Idle`]), when its runtime ends, or when the
+//! A channel ends some time after its last connection (`idle`), when its runtime ends, or when the
 //! eventfd fails, which is the peer's fault. A peer that keeps setting bits keeps the poller
 //! running, in turn with all other tasks. Such bits wake only the tasks of that peer's connections,
 //! each once a turn.
@@ -42,7 +42,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::runtime::Handle;
@@ -50,8 +50,8 @@ use tokio::runtime::Handle;
 use crate::shm::memory::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
+use crate::shm::same_user::lives;
 use crate::shm::wakeup::event_fd::{ChannelEnd, EventFds};
-use crate::shm::wakeup::idle::Idle;
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
@@ -71,8 +71,8 @@ struct WakeChannelState {
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
     members: u16,
-    /// Whether connections have come and gone since [`Idle`] last looked. `None` without an
-    /// [`Idle`].
+    /// Whether connections have come and gone since the last look, while the channel waits for a
+    /// connection or may have to.
     used: Option<bool>,
     poller: Option<Waker>,
     has_poller: bool,
@@ -88,6 +88,8 @@ pub(crate) struct WakeChannel {
     /// The waker that the eventfd calls.
     waker: Waker,
     runtime: Handle,
+    /// The confirmed peer's pidfd (`same_user`).
+    peer: OnceLock<OwnedFd>,
     /// The process that made the channel. A child of fork(2) also has the channel, but without the
     /// page.
     process: u32,
@@ -141,6 +143,7 @@ impl WakeChannel {
             event_fds,
             waker: Waker::from(Arc::new(Signal(channel.clone()))),
             runtime: Handle::current(),
+            peer: OnceLock::new(),
             process: std::process::id(),
             ended: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
@@ -294,8 +297,9 @@ impl WakeChannel {
         Some((connection, spawn))
     }
 
-    /// Removes a connection. After the last connection, the channel waits for another one.
-    pub(super) fn remove(self: &Arc<Self>, connection: u16) {
+    /// Removes a connection. Returns true after the last connection, if the caller has to make the
+    /// channel wait for another one (`idle`).
+    pub(super) fn remove(&self, connection: u16) -> bool {
         let mut state = self.state();
         let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
         state.free.push(connection);
@@ -304,12 +308,13 @@ impl WakeChannel {
         let is_idle = state.members == 0 && state.used.replace(true).is_none();
         drop(state);
         drop(task);
-        if is_idle {
-            let idle = Idle::new(self.clone());
-            if !self.has_ended() && self.process == std::process::id() {
-                idle.wait_in(&self.runtime);
-            }
-        }
+        is_idle
+    }
+
+    /// The runtime in which the channel may wait. `None` if the channel has ended, or in a child of
+    /// fork(2).
+    pub(super) fn runtime(&self) -> Option<&Handle> {
+        (!self.has_ended() && self.process == std::process::id()).then_some(&self.runtime)
     }
 
     /// Whether connections have come and gone since the last call.
@@ -386,6 +391,16 @@ impl WakeChannel {
             drop(self.state().file.take());
         }
         stage
+    }
+
+    /// Keeps a pidfd until the channel is gone.
+    pub(super) fn keep_peer(&self, pidfd: OwnedFd) {
+        let _ = self.peer.set(pidfd);
+    }
+
+    /// Whether the process whose pidfd the channel keeps lives.
+    pub(super) fn peer_lives(&self) -> bool {
+        self.peer.get().is_some_and(lives)
     }
 
     /// The eventfds to send to the peer. This end waits for the first eventfd.
@@ -508,7 +523,7 @@ mod tests {
             id = file;
             Ok(())
         });
-        let page = PeerMap::adopt(page.unwrap(), id, 0, Usage::Page).unwrap();
+        let page = PeerMap::adopt(page.unwrap(), Some(id), 0, Usage::Page).unwrap();
         let event_fds = maker.event_fds().map(|fd| fd.try_clone_to_owned().unwrap());
         let taker = WakeChannel::take(event_fds, page).unwrap();
         [maker, taker]

@@ -35,7 +35,7 @@ use tonic_rdma_memory::PerProcess;
 use crate::access::HostProcess;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::memory::{FileId, Map};
-use crate::shm::same_user::{ConfirmedPeer, lives};
+use crate::shm::same_user::ConfirmedPeer;
 use crate::shm::wakeup::ChannelMember;
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::shm::wakeup::event_fd::{ChannelEnd, ChannelName};
@@ -50,7 +50,7 @@ static NUMBERS: PerProcess<AtomicU64> =
 #[derive(Debug)]
 struct ChannelEntry {
     runtime: Id,
-    peer: ConfirmedPeer,
+    peer: HostProcess,
     peer_runtime: u64,
     number: u64,
     end: ChannelEnd,
@@ -60,7 +60,7 @@ struct ChannelEntry {
 }
 
 impl ChannelEntry {
-    /// Creates an entry of the current runtime.
+    /// Creates an entry of the current runtime. The channel keeps the pidfd.
     fn new(
         peer: ConfirmedPeer,
         peer_runtime: u64,
@@ -70,13 +70,15 @@ impl ChannelEntry {
         channel: &Arc<WakeChannel>,
     ) -> ChannelEntry {
         let runtime = Handle::current().id();
+        let ConfirmedPeer { process: peer, pidfd } = peer;
+        channel.keep_peer(pidfd);
         let channel = Arc::downgrade(channel);
         ChannelEntry { runtime, peer, peer_runtime, number, end, page, channel }
     }
 
     /// Whether the entry belongs to the current runtime and to this peer.
     fn is_with(&self, peer: HostProcess) -> bool {
-        self.runtime == Handle::current().id() && self.peer.process == peer
+        self.runtime == Handle::current().id() && self.peer == peer
     }
 }
 
@@ -89,12 +91,13 @@ pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
 }
 
-/// The confirmed peer with this process id, if there is a channel with it and it still lives. As long
-/// as its pidfd says so, its id belongs to no other process.
+/// The confirmed peer with this process id, if there is a channel with it and it still lives. As
+/// long as its pidfd says so, its id belongs to no other process.
 pub(crate) fn confirmed(pid: u32) -> Option<HostProcess> {
     let channels = lock();
-    let known = channels.iter().map(|entry| &entry.peer).find(|peer| peer.process.pid == pid)?;
-    lives(&known.pidfd).then_some(known.process)
+    let mut known = channels.iter().filter(|entry| entry.peer.pid == pid);
+    let lives = |entry: &ChannelEntry| entry.channel.upgrade().is_some_and(|c| c.peer_lives());
+    known.find(|entry| lives(entry)).map(|entry| entry.peer)
 }
 
 /// A peer's eventfds and page, which have been found usable.
@@ -176,7 +179,7 @@ pub(crate) fn join(
         return Some(member);
     }
     let (Some(files), ChannelEnd::Taker) = (files, end) else { return None };
-    let map = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page);
+    let map = PeerMap::adopt(files.page, Some(files.page_id), files.user, Usage::Page);
     let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fds, map)))?;
     let member = ChannelMember::join(&channel);
     add(&mut channels, ChannelEntry::new(peer, name.runtime, name.number, end, page, &channel));
@@ -288,7 +291,7 @@ mod tests {
         end(again).await;
         let again = files(&page, &maker);
         let PeerFiles { page, page_id, user, .. } = files(&page, &maker);
-        let mapped = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
+        let mapped = PeerMap::adopt(page, Some(page_id), user, Usage::Page).unwrap();
         assert!(join(peer(process), name, Some(again)).is_none(), "it is mapped");
         drop(mapped);
     }
@@ -302,7 +305,7 @@ mod tests {
         assert!(again.name == first.name && again.files.is_some(), "the peer has not joined it");
         assert_ne!(choose(peer(process), RUNTIME + 1).unwrap().name.number, first.name.number);
         let PeerFiles { event_fds, page, page_id, user } = files(&page, &channel);
-        let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
+        let page = PeerMap::adopt(page, Some(page_id), user, Usage::Page).unwrap();
         let theirs = WakeChannel::take(event_fds, page).unwrap();
         let member = ChannelMember::join(&theirs).unwrap();
         let again = choose(peer(process), RUNTIME).unwrap();
@@ -314,7 +317,7 @@ mod tests {
         assert_ne!(choose(peer(process), RUNTIME).unwrap().name.number, first.name.number);
     }
 
-    /// What was read of a process is not read again while it lives.
+    /// A process is not read again while it lives.
     #[tokio::test]
     async fn a_peer_stays_confirmed_while_it_lives() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

@@ -16,8 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::timer::Timer;
 
@@ -25,38 +23,34 @@ use crate::timer::Timer;
 const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of channels that wait. Each has a page and at most four descriptors.
 const MAX_IDLE: usize = 8;
-/// Number of [`Idle`]s.
+/// Number of [`IdleChannel`]s.
 static IDLE: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps a channel without connections. The channel ends when this value is dropped, unless it has
 /// connections then.
 #[derive(Debug)]
-pub(super) struct Idle(Arc<WakeChannel>);
+pub(super) struct IdleChannel(Arc<WakeChannel>);
 
-impl Idle {
-    pub(super) fn new(channel: Arc<WakeChannel>) -> Idle {
-        IDLE.fetch_add(1, Ordering::Relaxed);
-        Idle(channel)
-    }
-
-    /// Waits until no connection has used the channel for [`IDLE_TIME`]. If too many channels wait,
-    /// the channel ends at once.
-    pub(super) fn wait_in(self, runtime: &Handle) {
-        if IDLE.load(Ordering::Relaxed) > MAX_IDLE {
-            return;
-        }
+impl IdleChannel {
+    /// Keeps a channel until no connection has used it for [`IDLE_TIME`]. If too many channels
+    /// wait, the channel ends at once.
+    pub(super) fn wait(channel: Arc<WakeChannel>) {
+        let runtime = channel.runtime().cloned();
+        let idle = IdleChannel(channel);
+        let waiting = IDLE.fetch_add(1, Ordering::Relaxed);
+        let Some(runtime) = runtime.filter(|_| waiting < MAX_IDLE) else { return };
         let _entered = runtime.enter();
         let mut timer = Timer::new();
         // A runtime that has ended drops the task.
         runtime.spawn(async move {
-            while self.0.was_used() {
+            while idle.0.was_used() {
                 timer.wait(IDLE_TIME).await;
             }
         });
     }
 }
 
-impl Drop for Idle {
+impl Drop for IdleChannel {
     fn drop(&mut self) {
         IDLE.fetch_sub(1, Ordering::Relaxed);
         self.0.end_if_idle();

@@ -32,6 +32,7 @@ use tokio::runtime::Handle;
 use crate::shm::socket::Socket;
 use crate::shm::socket::wire::Message;
 use crate::shm::wakeup::channel::{Poller, WakeChannel};
+use crate::shm::wakeup::idle::IdleChannel;
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::CAPACITY;
 
@@ -68,7 +69,9 @@ impl ChannelMember {
 
 impl Drop for ChannelMember {
     fn drop(&mut self) {
-        self.channel.remove(self.connection);
+        if self.channel.remove(self.connection) {
+            IdleChannel::wait(self.channel.clone());
+        }
     }
 }
 
