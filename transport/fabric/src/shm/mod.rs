@@ -5,7 +5,7 @@
 //!
 //! | memory | made and owned by | mapped by | holds |
 //! |---|---|---|---|
-//! | ring | the receiving end | the sending end | RECV slots: SEND copies a message into the next one |
+//! | both rings, in one file | the accepting end | both ends | RECV slots: SEND copies a message into the next one |
 //! | landing chunk | the receiving end's pool | the sending end, once it is granted | WRITE copies into it |
 //! | control block, send arenas | each end | nobody else | bytes to send |
 //! | RECV slots | the receiving end, on its heap | nobody else | received messages, once they are checked |
