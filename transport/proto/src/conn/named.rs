@@ -21,7 +21,7 @@
 use super::control::Control;
 use super::grants::NewGrant;
 use super::landing::Landing;
-use super::requests::Section;
+use super::requests::{PeerRequest, Section};
 use super::stream::Stream;
 use super::streams::Streams;
 use super::types::{GrantMemory, NamedWant};
@@ -35,7 +35,7 @@ impl Landing {
             let stream = &mut streams[key];
             stream.queues.naming = false;
             if let Some((field, offset, _)) = wanted(stream) {
-                stream.landing.naming = stream.landing.requests.front().copied();
+                stream.landing.naming = stream.landing.requests.front().map(PeerRequest::next_byte);
                 return Some(NamedWant { stream: StreamId(stream.id), field, offset });
             }
         }
@@ -64,7 +64,7 @@ impl Landing {
     pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
         if let Some((key, stream)) = streams.find(id) {
             if let Some(asked) = stream.landing.naming.take() {
-                stream.landing.forget_field(asked);
+                stream.landing.forget_field(asked.number);
             }
             self.queue(key, stream);
         }
@@ -83,13 +83,13 @@ impl Landing {
 /// the peer writes its next bytes there.
 fn named_grant(stream: &mut Stream, len: u32) -> Option<NewGrant> {
     let asked = stream.landing.naming.take()?;
-    if stream.landing.requests.front() != Some(&asked) {
+    if stream.landing.requests.front().map(PeerRequest::next_byte) != Some(asked) {
         return None;
     }
     let (.., left) = wanted(stream)?;
     let len = len.min(left);
     if len < left.min(MIN_GRANT) {
-        stream.landing.forget_field(asked);
+        stream.landing.forget_field(asked.number);
         return None;
     }
     let request = stream.landing.take_request(len)?;

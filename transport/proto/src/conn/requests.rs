@@ -6,7 +6,7 @@ use super::alignment::Modulus;
 use crate::payload::Field;
 
 /// Identifies one of the peer's requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestKey {
     /// The request's number among all requests of the connection.
     pub(super) number: u64,
@@ -19,8 +19,17 @@ pub(super) struct RequestKey {
     pub(super) field: Option<Field>,
 }
 
-/// A request that has not been granted completely.
+/// The next byte of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NextByte {
+    /// The request's number.
+    pub(super) number: u64,
+    /// Bytes of the request from this one on.
+    rest: u64,
+}
+
+/// A request that has not been granted completely.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct PeerRequest {
     pub(super) request: RequestKey,
     /// Bytes that are not granted yet.
@@ -28,6 +37,10 @@ pub(super) struct PeerRequest {
 }
 
 impl PeerRequest {
+    pub(super) fn next_byte(&self) -> NextByte {
+        NextByte { number: self.request.number, rest: self.rest }
+    }
+
     /// The required address of the request's next byte, modulo the modulus.
     pub(super) fn begin(&self, modulus: Modulus) -> u32 {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
@@ -73,9 +86,8 @@ pub(super) struct StreamLanding {
     /// Whether this side grants the stream no more memory, so that the rest of the body is sent by
     /// DATA.
     pub(super) declined: bool,
-    /// The request for whose next byte the driver has been asked to name memory, as the request was
-    /// then.
-    pub(super) naming: Option<PeerRequest>,
+    /// The byte from which on the driver has been asked to name memory.
+    pub(super) naming: Option<NextByte>,
 }
 
 impl StreamLanding {
@@ -98,9 +110,9 @@ impl StreamLanding {
     }
 
     /// Makes the rest of a request land as if the request had stated no field.
-    pub(super) fn forget_field(&mut self, PeerRequest { request, .. }: PeerRequest) {
+    pub(super) fn forget_field(&mut self, number: u64) {
         let mut requests = self.requests.iter_mut();
-        if let Some(want) = requests.find(|want| want.request.number == request.number) {
+        if let Some(want) = requests.find(|want| want.request.number == number) {
             want.request.field = None;
         }
     }
