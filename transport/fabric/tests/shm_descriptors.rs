@@ -5,12 +5,24 @@
 
 mod common;
 
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use common::stranger::{Stranger, WAITING, arrival};
 use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Completion, Fabric, Lending, Link, Shared, ShmAccess, Work, WriteSource};
+
+/// Runs a test that sets the limit, while no other test needs descriptors.
+fn alone(test: impl Future<Output = ()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(test);
+}
 
 /// Sets the soft limit on descriptors.
 fn limit(current: Option<u64>) {
@@ -35,8 +47,12 @@ async fn report(end: &mut End) -> Completion {
 
 /// Landing memory that an end cannot map is declined. The connection lives, the giver is told, and
 /// what it gives later is mapped.
-#[tokio::test]
-async fn a_chunk_that_cannot_be_received_is_declined() {
+#[test]
+fn a_chunk_that_cannot_be_received_is_declined() {
+    alone(chunk_is_declined());
+}
+
+async fn chunk_is_declined() {
     let (server, client) = (side(), side());
     let (mut s, mut c) = greeted_pair(&server, &client).await;
     let mut account = server.pool.landing();
@@ -82,4 +98,37 @@ async fn a_chunk_that_cannot_be_received_is_declined() {
     c.queue(Work::Write { src, remote_addr, rkey: next }, false).unwrap();
     c.send(2, b"written").await;
     assert_eq!(s.receive().await.unwrap(), b"written");
+}
+
+/// A client that is ready is connected. A server that cannot take the files of its wake-up channel
+/// keeps the connection, and is woken by messages.
+#[test]
+fn a_channel_that_cannot_be_received_is_done_without() {
+    alone(channel_is_done_without());
+}
+
+async fn channel_is_done_without() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let server = side();
+    let mut listener = server.listen();
+    let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
+    stranger.greet();
+    let (incoming, own) = (arrival(&mut listener).await, stranger.own());
+    let before = getrlimit(Resource::Nofile).current;
+    let answer = async {
+        let reader = stranger.clone();
+        let ring = tokio::task::spawn_blocking(move || reader.accepted()).await.unwrap();
+        limit(Some(3));
+        let fds: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();
+        stranger.send(&stranger.ready(stranger.number), &fds);
+        ring
+    };
+    let config = config();
+    let (link, ring) = tokio::join!(incoming.accept(&config, &server.pool, b"", TIMEOUT), answer);
+    limit(before);
+    let mut end = End::new(link.unwrap());
+    assert!(end.is_quiet().await);
+    let mut waiting = [0; 8];
+    ring.read_exact_at(&mut waiting, WAITING).unwrap();
+    assert_eq!(u64::from_ne_bytes(waiting), u64::MAX, "by messages");
 }

@@ -705,8 +705,8 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Admitted peers pass descriptors in place of an eventfd, a page or a chunk, too many of them,
-/// unrequested ones, and ones that are unread when the connection ends.
+/// Admitted peers pass descriptors in place of an eventfd, a page or a chunk, more than the
+/// protocol allows, unrequested ones, and ones that are unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
     let side = side();

@@ -71,8 +71,8 @@ struct WakeChannelState {
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
     members: u16,
-    /// Whether connections have come and gone since the last look, while the channel waits for a
-    /// connection or may have to.
+    /// Whether the last connection has ended since the last call of `was_used`. `None` while no
+    /// task keeps the channel for further connections.
     used: Option<bool>,
     poller: Option<Waker>,
     has_poller: bool,

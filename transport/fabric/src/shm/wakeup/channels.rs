@@ -12,7 +12,7 @@
 //! | connecting end | accepting end | when |
 //! |---|---|---|
 //! | channel | channel | normally |
-//! | channel | messages | the accepting end has since ended the channel, has no room in it, or cannot map it. The accepting end also wakes its peer by messages, and the connecting end's place in the channel stays unused |
+//! | channel | messages | the accepting end has since ended the channel, has no room in it, or cannot take its files. The accepting end also wakes its peer by messages, and the connecting end's place in the channel stays unused |
 //! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
 //!
 //! A number is valid only for the process that sends it. The process is identified by its pid and
