@@ -11,6 +11,7 @@
 //! | [`wording`] | a reader reads each sentence once: comments, documents, texts of the program |
 //! | [`figures`] | figures in SECURITY.md are those of the constants |
 //! | [`pointers`] | what documents point at exists: paths, headings, modules, make targets |
+//! | [`pipes`] | scripts read each pipe to its end |
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
 //! [`prose`] finds the paragraphs for [`wording`], and [`packages`] finds the source of tonic, for
@@ -31,6 +32,7 @@ pub mod logging;
 pub mod modules;
 pub mod names;
 pub mod packages;
+pub mod pipes;
 pub mod pointers;
 pub mod prose;
 pub mod size;

@@ -3,7 +3,7 @@
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
 use tonic_rdma_source_rules::{
-    circles, figures, logging, names, pointers, size, unsafety, width, workflows,
+    circles, figures, logging, names, pipes, pointers, size, unsafety, width, workflows,
 };
 
 /// Lines without a finding.
@@ -305,6 +305,23 @@ fn targets_and_lists_of_a_makefile_are_read() {
     assert_eq!(list("TESTS"), Some(vec!["test-a", "test-b"]));
     assert_eq!(list("MORE_TESTS"), Some(vec!["test-c"]));
     assert_eq!(list("MORE"), None);
+}
+
+#[test]
+fn pipes_whose_reader_ends_early_are_found() {
+    let script = "\
+#!/bin/bash
+# ldd x | grep -q y
+ldd x | grep -q y || exit 1
+ldd x | sort | grep -xqF y
+ldd x | grep -x y >/dev/null || grep -q z file
+grep -q x file || head file
+first=$(ldd x | head -n 1)
+ldd x | grep -e '-q' --quota | sed -n 1p
+";
+    assert_eq!(pipes::cut_short(script), [3, 4, 7]);
+    let is_script = |path| pipes::is_script(&Source::new(path, script));
+    assert!(is_script("scripts/x") && is_script(".ci/run") && !is_script("x.md"));
 }
 
 #[test]

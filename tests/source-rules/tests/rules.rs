@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use tonic_rdma_source_rules::{
-    CRATES, Finding, Findings, figures, files, pointers, wording, workflows,
+    CRATES, Finding, Findings, figures, files, pipes, pointers, wording, workflows,
 };
 
 mod known;
@@ -112,6 +112,16 @@ fn workflows_run_every_test_by_a_target_that_exists() {
     let calls: usize = sources.iter().map(|source| workflows::calls(&source.text).len()).sum();
     assert!(calls >= 15, "only {calls} calls of make were found where there are many");
     assert_eq!(workflows::wrong(&makefile, &sources), Ok(Vec::new()));
+}
+
+#[test]
+fn scripts_read_each_pipe_to_its_end() {
+    let mut sources = files::read(&files::root()).unwrap();
+    sources.retain(pipes::is_script);
+    assert!(sources.len() > 40, "only {} scripts were looked at of many", sources.len());
+    for script in sources {
+        assert_eq!(pipes::cut_short(&script.text), [0; 0], "lines of {}", script.path);
+    }
 }
 
 #[test]
