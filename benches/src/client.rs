@@ -17,18 +17,19 @@ use tonic_rdma_memory::PoolRegistration;
 use tower::{Service, service_fn};
 
 use crate::buffers::Buffers;
-use crate::contender::{Contender, Source, Transport};
+use crate::contender::{Contender, Source, StubCodec, Transport};
 use crate::measure::Calls;
 use crate::pb::{self, Blob};
 use crate::service::{self, MAX_MESSAGE, WINDOWS};
 use crate::session::Start;
 use crate::work::{Kind, Row};
 
-/// A stub with either codec.
+/// A stub with one of the codecs.
 #[derive(Clone, Debug)]
 enum Stub {
     Plain(pb::bench_client::BenchClient<Channel>),
     ZeroCopy(pb::zero_copy::bench_client::BenchClient<Channel>),
+    Own(pb::own::bench_client::BenchClient<Channel>),
 }
 
 /// Number of payloads whose memory stays registered. A row has fewer payloads.
@@ -62,7 +63,7 @@ impl Client {
     ) -> anyhow::Result<Self> {
         let client = Self::with_channel(
             Channel::connect(contender, server_addr, room, start).await?,
-            contender.zero_copy(),
+            contender.codec(),
         );
         let buffers = contender.lands_in().map(Buffers::new);
         Ok(Self { source: contender.source(), reads: contender.reads(), buffers, ..client })
@@ -70,20 +71,25 @@ impl Client {
 
     /// A stub with tonic's codec over tonic's channel, for any transport.
     pub fn tonic(channel: tonic::transport::Channel) -> Self {
-        Self::with_channel(Channel::Tonic(channel), false)
+        Self::with_channel(Channel::Tonic(channel), StubCodec::Tonic)
     }
 
     /// A stub over a channel.
-    pub(crate) fn with_channel(channel: Channel, zero_copy: bool) -> Self {
+    pub(crate) fn with_channel(channel: Channel, codec: StubCodec) -> Self {
         let inner = channel.clone();
-        let stub = match zero_copy {
-            true => Stub::ZeroCopy(
+        let stub = match codec {
+            StubCodec::ZeroCopy => Stub::ZeroCopy(
                 pb::zero_copy::bench_client::BenchClient::new(inner)
                     .max_decoding_message_size(MAX_MESSAGE)
                     .max_encoding_message_size(MAX_MESSAGE),
             ),
-            false => Stub::Plain(
+            StubCodec::Tonic => Stub::Plain(
                 pb::bench_client::BenchClient::new(inner)
+                    .max_decoding_message_size(MAX_MESSAGE)
+                    .max_encoding_message_size(MAX_MESSAGE),
+            ),
+            StubCodec::Own => Stub::Own(
+                pb::own::bench_client::BenchClient::new(inner)
                     .max_decoding_message_size(MAX_MESSAGE)
                     .max_encoding_message_size(MAX_MESSAGE),
             ),
@@ -129,6 +135,7 @@ impl Calls for Client {
         let answer = match &mut self.stub {
             Stub::Plain(stub) => stub.exchange(request).await,
             Stub::ZeroCopy(stub) => stub.exchange(request).await,
+            Stub::Own(stub) => stub.exchange(request).await,
         };
         let payload = answer?.into_inner().payload;
         if self.reads {
@@ -147,6 +154,7 @@ impl Calls for Client {
         let replies = match &mut self.stub {
             Stub::Plain(stub) => stub.stream(request).await,
             Stub::ZeroCopy(stub) => stub.stream(request).await,
+            Stub::Own(stub) => stub.stream(request).await,
         };
         let mut replies = replies?.into_inner();
         for _ in 0..count {
@@ -161,6 +169,7 @@ impl Calls for Client {
         let replies = match &mut self.stub {
             Stub::Plain(stub) => stub.stream(request).await,
             Stub::ZeroCopy(stub) => stub.stream(request).await,
+            Stub::Own(stub) => stub.stream(request).await,
         };
         Ok(Box::new(replies?.into_inner()))
     }

@@ -13,6 +13,8 @@ pub enum Contender {
     TonicTcp,
     /// tonic over a unix socket
     TonicUnix,
+    /// Like tonic-tcp, with a codec of this program, which copies the payload
+    TonicOwn,
     /// tonic-rdma over TCP, with its codec
     Tcp,
     /// tonic-rdma over TCP, with tonic's codec
@@ -32,6 +34,8 @@ pub enum Contender {
     ShmKept,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
+    /// tonic-rdma over shared memory, with the codec of tonic-own
+    ShmOwn,
     /// Like shm-plain, through a channel of tonic's type: `Channel::into_tonic`
     ShmTonic,
     /// Like tcp-plain, through a channel of tonic's type
@@ -47,6 +51,8 @@ pub enum Contender {
     VerbsKept,
     /// tonic-rdma over RDMA, with tonic's codec
     VerbsPlain,
+    /// tonic-rdma over RDMA, with the codec of tonic-own
+    VerbsOwn,
     /// Bare SENDs and WRITEs over shared memory
     RawShm,
     /// Bare SENDs and WRITEs over RDMA
@@ -65,6 +71,17 @@ pub enum Contender {
     Ruapc,
     /// iceoryx2: request and response in shared memory, without gRPC
     Iceoryx2,
+}
+
+/// The codec of a contender's stubs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StubCodec {
+    /// tonic's.
+    Tonic,
+    /// tonic-rdma's.
+    ZeroCopy,
+    /// [`OwnCodec`](crate::own_codec::OwnCodec).
+    Own,
 }
 
 /// An implementation of another project, which runs in a separate program.
@@ -164,7 +181,7 @@ impl Contender {
     /// The transport that carries the contender's calls.
     pub fn transport(self) -> Transport {
         match self {
-            Self::TonicTcp => Transport::Tonic { unix: false },
+            Self::TonicTcp | Self::TonicOwn => Transport::Tonic { unix: false },
             Self::TonicUnix => Transport::Tonic { unix: true },
             Self::Tcp | Self::TcpPlain | Self::TcpTonic => Transport::Ours(None),
             Self::Shm
@@ -174,12 +191,14 @@ impl Contender {
             | Self::ShmRead
             | Self::ShmKept
             | Self::ShmPlain
+            | Self::ShmOwn
             | Self::ShmTonic => Transport::Ours(Some(FabricKind::Shm)),
             Self::Verbs
             | Self::VerbsRegistered
             | Self::VerbsLanded
             | Self::VerbsKept
-            | Self::VerbsPlain => Transport::Ours(Some(FabricKind::Verbs)),
+            | Self::VerbsPlain
+            | Self::VerbsOwn => Transport::Ours(Some(FabricKind::Verbs)),
             Self::RawShm => Transport::Raw(FabricKind::Shm),
             Self::RawVerbs => Transport::Raw(FabricKind::Verbs),
             Self::MemcpyHot => Transport::Copy(CopyMethod::MemcpyHot),
@@ -192,21 +211,23 @@ impl Contender {
         }
     }
 
-    /// Whether both ends use the zero-copy codec.
-    pub fn zero_copy(self) -> bool {
-        self.lends()
-            || matches!(
-                self,
-                Self::Tcp
-                    | Self::Shm
-                    | Self::ShmHeap
-                    | Self::ShmRead
-                    | Self::ShmKept
-                    | Self::Verbs
-                    | Self::VerbsRegistered
-                    | Self::VerbsLanded
-                    | Self::VerbsKept
-            )
+    /// The codec of both ends.
+    pub fn codec(self) -> StubCodec {
+        match self {
+            Self::TonicOwn | Self::ShmOwn | Self::VerbsOwn => StubCodec::Own,
+            Self::Tcp
+            | Self::Shm
+            | Self::ShmHeap
+            | Self::ShmLent
+            | Self::ShmLentRead
+            | Self::ShmRead
+            | Self::ShmKept
+            | Self::Verbs
+            | Self::VerbsRegistered
+            | Self::VerbsLanded
+            | Self::VerbsKept => StubCodec::ZeroCopy,
+            _ => StubCodec::Tonic,
+        }
     }
 
     /// Whether both ends lend what they send.

@@ -14,6 +14,7 @@
 //! | [`client`] | a connection to a server |
 //! | [`raw`] | both ends of a bare link, as an upper bound |
 //! | [`memcpy`] | copies, as another upper bound |
+//! | [`own_codec`] | a codec of this program |
 //! | [`work`] | the rows: kind, size and concurrency of calls |
 //! | [`measure`] | one round of a row |
 //! | [`cost`] | the costs of a round: CPU time, context switches, system calls |
@@ -47,6 +48,7 @@ pub mod instructions;
 pub mod machine;
 pub mod measure;
 pub mod memcpy;
+pub mod own_codec;
 pub mod pair;
 pub mod plot;
 mod process;
@@ -70,5 +72,10 @@ pub mod pb {
     /// The same stubs, with the zero-copy codec.
     pub mod zero_copy {
         include!(concat!(env!("OUT_DIR"), "/zero_copy/tonic_rdma.bench.v1.rs"));
+    }
+
+    /// The same stubs, with [`OwnCodec`](crate::own_codec::OwnCodec).
+    pub mod own {
+        include!(concat!(env!("OUT_DIR"), "/own/tonic_rdma.bench.v1.rs"));
     }
 }

@@ -17,7 +17,7 @@ use tonic_rdma::{Context, FabricKind, LandIn, LandableBuf, Lending, PoolConfig};
 use tonic_rdma_memory::PoolRegistration;
 
 use crate::buffers::Buffers;
-use crate::contender::{Contender, Source, Transport};
+use crate::contender::{Contender, Source, StubCodec, Transport};
 use crate::pb::{self, Blob};
 use crate::raw;
 use crate::server_figures::{Meter, Served};
@@ -138,39 +138,51 @@ impl Replies {
 type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), Status>> + Send + 'a>>;
 type BlobStream = Pin<Box<dyn Stream<Item = Result<Blob, Status>> + Send>>;
 
-#[tonic::async_trait]
-impl pb::bench_server::Bench for Replies {
-    async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        let (reply, rest) = Replies::exchange(self, request)?;
-        if let Some(rest) = rest {
-            rest.await?;
-        }
-        Ok(Response::new(reply))
-    }
+/// Implements the service for the stubs in a module.
+macro_rules! serve {
+    ($($stubs:path),*) => { $(
+        const _: () = {
+            use $stubs as stubs;
 
-    type StreamStream = BlobStream;
+            #[tonic::async_trait]
+            impl stubs::Bench for Replies {
+                async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
+                    let (reply, rest) = Replies::exchange(self, request)?;
+                    if let Some(rest) = rest {
+                        rest.await?;
+                    }
+                    Ok(Response::new(reply))
+                }
 
-    async fn stream(&self, request: Request<Blob>) -> Result<Response<BlobStream>, Status> {
-        Ok(Response::new(self.replies(&request)?))
-    }
+                type StreamStream = BlobStream;
+
+                async fn stream(
+                    &self,
+                    request: Request<Blob>,
+                ) -> Result<Response<BlobStream>, Status> {
+                    Ok(Response::new(self.replies(&request)?))
+                }
+            }
+
+            impl Stubs for stubs::BenchServer<Replies> {
+                fn routes(replies: Replies) -> Routes {
+                    Routes::new(
+                        Self::new(replies)
+                            .max_decoding_message_size(MAX_MESSAGE)
+                            .max_encoding_message_size(MAX_MESSAGE),
+                    )
+                }
+            }
+        };
+    )* };
 }
 
-#[tonic::async_trait]
-impl pb::zero_copy::bench_server::Bench for Replies {
-    async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        let (reply, rest) = Replies::exchange(self, request)?;
-        if let Some(rest) = rest {
-            rest.await?;
-        }
-        Ok(Response::new(reply))
-    }
-
-    type StreamStream = BlobStream;
-
-    async fn stream(&self, request: Request<Blob>) -> Result<Response<BlobStream>, Status> {
-        Ok(Response::new(self.replies(&request)?))
-    }
+/// A generated server.
+trait Stubs {
+    fn routes(replies: Replies) -> Routes;
 }
+
+serve!(pb::bench_server, pb::zero_copy::bench_server, pb::own::bench_server);
 
 /// Reads every byte once.
 pub(crate) fn read(bytes: &[u8]) {
@@ -185,17 +197,10 @@ pub fn routes(contender: Contender, largest_reply: usize) -> Routes {
 }
 
 fn routes_of(contender: Contender, replies: Replies) -> Routes {
-    match contender.zero_copy() {
-        true => Routes::new(
-            pb::zero_copy::bench_server::BenchServer::new(replies)
-                .max_decoding_message_size(MAX_MESSAGE)
-                .max_encoding_message_size(MAX_MESSAGE),
-        ),
-        false => Routes::new(
-            pb::bench_server::BenchServer::new(replies)
-                .max_decoding_message_size(MAX_MESSAGE)
-                .max_encoding_message_size(MAX_MESSAGE),
-        ),
+    match contender.codec() {
+        StubCodec::Tonic => pb::bench_server::BenchServer::routes(replies),
+        StubCodec::ZeroCopy => pb::zero_copy::bench_server::BenchServer::routes(replies),
+        StubCodec::Own => pb::own::bench_server::BenchServer::routes(replies),
     }
 }
 

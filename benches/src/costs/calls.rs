@@ -23,7 +23,7 @@ use tower::service_fn;
 use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
-use crate::contender::Contender;
+use crate::contender::{Contender, StubCodec};
 use crate::measure::{Calls as _, run_concurrently};
 use crate::service;
 
@@ -235,7 +235,8 @@ async fn connect(
             Channel::Ours(endpoint.connect().await.context("cannot connect")?)
         }
     };
-    Ok(Client::with_channel(channel, zero_copy))
+    let codec = if zero_copy { StubCodec::ZeroCopy } else { StubCodec::Tonic };
+    Ok(Client::with_channel(channel, codec))
 }
 
 pub(super) async fn listen() -> anyhow::Result<(TcpIncoming, String)> {

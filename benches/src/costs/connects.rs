@@ -10,7 +10,7 @@ use super::calls::listen;
 use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
-use crate::contender::Contender;
+use crate::contender::{Contender, StubCodec};
 use crate::measure::Calls as _;
 use crate::service;
 
@@ -109,7 +109,7 @@ async fn once(connector: Connector, start: Start, uri: &str) -> anyhow::Result<(
             })
         }
     };
-    let mut client = Client::with_channel(channel, false);
+    let mut client = Client::with_channel(channel, StubCodec::Tonic);
     client.unary(Bytes::from_static(&[0xa5; LENGTH]), LENGTH).await?;
     Ok(())
 }
