@@ -17,6 +17,7 @@
 //! | [`own_codec`] | a codec of this program |
 //! | [`work`] | the rows: kind, size and concurrency of calls |
 //! | [`measure`] | one round of a row |
+//! | `open_loop` | one round of a row whose calls start at given times |
 //! | [`cost`] | the costs of a round: CPU time, context switches, system calls |
 //! | [`instructions`] | instructions, where the machine counts them |
 //! | [`machine`] | processor, kernel, C library and allocator, reported with the figures |
@@ -48,6 +49,7 @@ pub mod instructions;
 pub mod machine;
 pub mod measure;
 pub mod memcpy;
+mod open_loop;
 pub mod own_codec;
 pub mod pair;
 pub mod plot;

@@ -24,6 +24,10 @@ pub struct Round {
     pub calls: usize,
     /// Payload bytes of the counted calls in both directions.
     pub bytes: usize,
+    /// The rate at which calls start in thousands per second, if it does not depend on when they
+    /// end.
+    #[serde(default)]
+    pub offered: Option<f64>,
     /// Number of calls of each client, if several clients share the server for a given time.
     #[serde(default)]
     pub shares: Vec<usize>,
@@ -59,7 +63,11 @@ pub trait Calls: Clone + Send + 'static {
     }
 }
 
-async fn call<C: Calls>(client: &mut C, payload: Bytes, reply: usize) -> anyhow::Result<()> {
+pub(crate) async fn call<C: Calls>(
+    client: &mut C,
+    payload: Bytes,
+    reply: usize,
+) -> anyhow::Result<()> {
     let got = client.unary(payload, reply).await?;
     ensure!(got == reply, "a reply of {got} bytes instead of {reply}");
     Ok(())
@@ -85,10 +93,10 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
             };
-            let time =
-                run_concurrently(clients, client.payload(request), reply, row.calls, in_flight)
-                    .await?;
-            Ok(throughput(row.calls, size, time))
+            let work = Work { payload: client.payload(request), reply, calls: row.calls };
+            let (time, times) = run_concurrently(clients, work, in_flight, Timed::Each).await?;
+            let percentiles = latencies(times).percentiles;
+            Ok(Round { percentiles, ..throughput(row.calls, size, time) })
         }
         Kind::Stream { size } => {
             let begin = Instant::now();
@@ -96,6 +104,7 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
             Ok(throughput(row.calls, size, begin.elapsed()))
         }
         Kind::LatencyUnderLoad { size } => latency_under_load(client, size, row.calls).await,
+        Kind::Open { .. } => bail!("the calls of this row do not wait for each other"),
         Kind::Connect { .. } => bail!("this row makes its own connections"),
         Kind::Phase { .. } => bail!("a row of copies has no calls"),
     }
@@ -114,9 +123,10 @@ pub(crate) async fn only_call<C: Calls>(mut client: C) -> anyhow::Result<()> {
 
 async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow::Result<Round> {
     let Some(client) = clients.first() else { bail!("there is no connection") };
-    let time = run_concurrently(clients, client.payload(SMALL), SMALL, calls, in_flight).await?;
+    let work = Work { payload: client.payload(SMALL), reply: SMALL, calls };
+    let (time, times) = run_concurrently(clients, work, in_flight, Timed::Each).await?;
     let figure = calls as f64 / time.as_secs_f64() / 1e3;
-    Ok(Round { figure, calls, bytes: calls * SMALL * 2, ..Round::default() })
+    Ok(Round { figure, ..latencies(times) })
 }
 
 /// The durations of `calls` sequential small calls.
@@ -144,19 +154,38 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
         percentiles: Some(percentiles),
         calls: times.len(),
         bytes: times.len() * SMALL * 2,
-        shares: Vec::new(),
+        ..Round::default()
     }
 }
 
-/// The duration of `calls` calls, `in_flight` at a time, spread evenly over the connections. With
-/// more connections than calls in flight, each caller cycles through its share of the connections.
+/// Equal unary calls.
+pub(crate) struct Work {
+    pub(crate) payload: Bytes,
+    /// Bytes of a reply.
+    pub(crate) reply: usize,
+    /// Number of calls.
+    pub(crate) calls: usize,
+}
+
+/// Selects the times to take in addition to that of all calls together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Timed {
+    /// No other time.
+    All,
+    /// The time of each call.
+    Each,
+}
+
+/// The duration of all calls, `in_flight` at a time, spread evenly over the connections, and of
+/// each call. With more connections than calls in flight, each caller cycles through its share of
+/// the connections.
 pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
-    payload: Bytes,
-    reply: usize,
-    calls: usize,
+    work: Work,
     in_flight: usize,
-) -> anyhow::Result<Duration> {
+    timed: Timed,
+) -> anyhow::Result<(Duration, Vec<Duration>)> {
+    let Work { payload, reply, calls } = work;
     let callers: Vec<Vec<C>> = (0..in_flight)
         .map(|n| clients.iter().skip(n % clients.len()).step_by(in_flight).cloned().collect())
         .collect();
@@ -167,16 +196,20 @@ pub(crate) async fn run_concurrently<C: Calls>(
         let share = calls / in_flight + usize::from(worker < calls % in_flight);
         let (payload, connections) = (payload.clone(), own.len());
         workers.spawn(async move {
+            let mut times = Vec::with_capacity(if timed == Timed::Each { share } else { 0 });
             for n in 0..share {
+                let begin = (timed == Timed::Each).then(Instant::now);
                 call(&mut own[n % connections], payload.clone(), reply).await?;
+                times.extend(begin.map(|begin| begin.elapsed()));
             }
-            anyhow::Ok(())
+            anyhow::Ok(times)
         });
     }
+    let mut times = Vec::new();
     while let Some(done) = workers.join_next().await {
-        done??;
+        times.extend(done??);
     }
-    Ok(begin.elapsed())
+    Ok((begin.elapsed(), times))
 }
 
 /// Runs large requests of all clients for `time`, `in_flight` per client. The figure and the shares

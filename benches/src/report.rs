@@ -82,6 +82,13 @@ impl Cell {
         Some(self.of(|s| s.round.percentiles.map_or(f64::NAN, |p| p[index])))
     }
 
+    /// The median rate at which calls start in thousands per second, if it does not depend on when
+    /// they end.
+    fn offered(&self) -> Option<f64> {
+        self.samples.first()?.round.offered?;
+        Some(self.of(|s| s.round.offered.unwrap_or(f64::NAN)))
+    }
+
     fn per_call(&self, usage: impl Fn(&Sample) -> u64) -> f64 {
         self.of(|s| usage(s) as f64 / s.round.calls.max(1) as f64)
     }
@@ -177,7 +184,8 @@ pub fn figures(results: &[RowResult]) -> Table {
 }
 
 /// Returns a table of the costs per call: CPU time of either side in microseconds, context
-/// switches, page faults and system calls. The table also has high percentiles of latencies.
+/// switches, page faults and system calls. The table also has percentiles of latencies, and the
+/// rate of calls that start at given times.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -190,8 +198,10 @@ pub fn costs(results: &[RowResult]) -> Table {
         "instructions/call",
         "system calls/call",
         "copies",
+        "p50 us",
         "p99 us",
         "p99.9 us",
+        "offered kcall/s",
     ];
     let mut table = markdown(&header.map(str::to_owned));
     let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
@@ -208,8 +218,10 @@ pub fn costs(results: &[RowResult]) -> Table {
                 cell.instructions().map_or_else(|| "-".to_owned(), |n| format!("{n:.0}")),
                 or_dash(cell.counted.system_calls),
                 or_dash(cell.counted.copies),
+                or_dash(cell.percentile(0)),
                 or_dash(cell.percentile(1)),
                 or_dash(cell.percentile(2)),
+                or_dash(cell.offered()),
             ]);
         }
     }
@@ -258,6 +270,7 @@ struct JsonCell {
     ratio: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
+    offered_kcalls_per_s: Option<f64>,
     cpu_us_per_call: Option<f64>,
     client_cpu_us_per_call: Option<f64>,
     server_cpu_us_per_call: Option<f64>,
@@ -298,6 +311,7 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
                 [Some(p50), Some(p99), Some(p999)] => Some([p50, p99, p999]),
                 _ => None,
             },
+            offered_kcalls_per_s: cell.offered(),
             cpu_us_per_call: some(cell.per_call(|s| s.client.cpu_ns + s.server.cpu_ns) / 1e3),
             client_cpu_us_per_call: some(cell.per_call(|s| s.client.cpu_ns) / 1e3),
             server_cpu_us_per_call: some(cell.per_call(|s| s.server.cpu_ns) / 1e3),

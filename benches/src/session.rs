@@ -8,10 +8,12 @@ use std::future::Future;
 use std::io::Write as _;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::measure::{self, Calls, Round};
+use crate::open_loop;
 use crate::work::{Kind, Row};
 
 /// A request to the client process.
@@ -124,8 +126,13 @@ impl<C: Calls, F: AsyncFn(Start) -> anyhow::Result<C>> RowRunner for CallRunner<
     }
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
-        let Kind::Connect { lazy } = row.kind else {
-            return measure::round(&self.clients, row).await;
+        let lazy = match row.kind {
+            Kind::Connect { lazy } => lazy,
+            Kind::Open { percent } => {
+                let client = self.clients.first().context("there is no connection")?;
+                return open_loop::round(client, percent, row.calls).await;
+            }
+            _ => return measure::round(&self.clients, row).await,
         };
         // While another connection is open, a new one costs less.
         self.open.clear();

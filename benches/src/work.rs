@@ -34,6 +34,12 @@ pub enum Kind {
         /// through them.
         connections: usize,
     },
+    /// Small unary calls that start at equal intervals, whether or not earlier calls have ended:
+    /// microseconds from the time when a call was due.
+    Open {
+        /// Percentage of the highest rate, which is measured first.
+        percent: u32,
+    },
     /// Concurrent small unary calls on one connection while other connections are idle: thousands
     /// of calls per second.
     Resting {
@@ -98,7 +104,7 @@ pub struct Row {
 
 impl Row {
     /// The name: `latency-64`, `connect-64`, `connect-lazy-64`, `rate-64-x64`, `rate-64-x64-c8`,
-    /// `resting-64-x64-c1000`, `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`,
+    /// `open-64-80`, `resting-64-x64-c1000`, `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`,
     /// `beside-64MiB`, `held-10000`, `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
@@ -109,6 +115,7 @@ impl Row {
             Kind::Rate { in_flight, connections } => {
                 format!("rate-{SMALL}-x{in_flight}-c{connections}")
             }
+            Kind::Open { percent } => format!("open-{SMALL}-{percent}"),
             Kind::Resting { in_flight, connections } => {
                 format!("resting-{SMALL}-x{in_flight}-c{connections}")
             }
@@ -131,6 +138,7 @@ impl Row {
         match self.kind {
             Kind::Latency
             | Kind::Connect { .. }
+            | Kind::Open { .. }
             | Kind::LatencyUnderLoad { .. }
             | Kind::IdleStreams { .. } => "us",
             Kind::Rate { .. } | Kind::Resting { .. } => "kcall/s",
@@ -235,6 +243,11 @@ pub fn middle() -> Vec<Row> {
 /// The rows with a connection for each call.
 pub fn connect() -> Vec<Row> {
     [false, true].map(|lazy| Row { kind: Kind::Connect { lazy }, calls: 300 }).into()
+}
+
+/// The rows whose calls start at given times.
+pub fn open() -> Vec<Row> {
+    [10, 50, 80].map(|percent| Row { kind: Kind::Open { percent }, calls: 20_000 }).into()
 }
 
 /// The rows with messages that are longer than a piece of landing memory.

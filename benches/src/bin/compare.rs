@@ -92,6 +92,8 @@ enum Rows {
     Middle,
     /// A connection for each call of 64 bytes
     Connect,
+    /// Calls that start at 10, 50 and 80 % of each contender's highest rate
+    Open,
     /// One message of 4 KiB to 255 MiB at a time
     Handover,
     /// Messages of 64 MiB, 8 in flight
@@ -126,6 +128,7 @@ impl Args {
             Rows::Full => work::full(),
             Rows::Middle => work::middle(),
             Rows::Connect => work::connect(),
+            Rows::Open => work::open(),
             Rows::Handover => work::handover(),
             Rows::Long => work::long(),
             Rows::Phase => work::phase(),

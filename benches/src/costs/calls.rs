@@ -24,7 +24,7 @@ use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
 use crate::contender::{Contender, StubCodec};
-use crate::measure::{Calls as _, run_concurrently};
+use crate::measure::{Calls as _, Timed, Work, run_concurrently};
 use crate::service;
 
 /// See [`super::all`].
@@ -172,13 +172,9 @@ fn calls(
     load: Load,
     times: usize,
 ) -> anyhow::Result<()> {
-    runtime.block_on(run_concurrently(
-        std::slice::from_ref(client),
-        payload,
-        load.reply,
-        times,
-        load.in_flight,
-    ))?;
+    let work = Work { payload, reply: load.reply, calls: times };
+    let client = std::slice::from_ref(client);
+    runtime.block_on(run_concurrently(client, work, load.in_flight, Timed::All))?;
     Ok(())
 }
 
