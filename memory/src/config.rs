@@ -10,8 +10,8 @@ pub const MIN_POOL: usize = 2 << 20;
 /// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// The maximum number of bytes that a pool leaves to the rest of the process. A pool leaves half of
-/// the bytes that may be pinned, but at most this number.
+/// The maximum number of bytes of RLIMIT_MEMLOCK that a pool leaves to the rest of the process. A
+/// pool leaves half of the bytes that may still be pinned, but at most this number.
 const MAX_MARGIN: u64 = 256 * 1024;
 /// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
@@ -57,8 +57,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total, and replaces an earlier total. The parts that are set keep their
-    /// proportions, unless a part would become too small.
+    /// Sets the total, also if a total is already set. Parts that are set are scaled in proportion,
+    /// unless a part would become too small.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {
             let (send, landing) = scale(self.parts(), self.bytes(), bytes);
@@ -177,8 +177,9 @@ impl PoolConfig {
         // is large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // The size is a multiple of 64 KiB, the length of many pieces. Except in small pools, the
-        // size is also a multiple of a huge page, even if this makes fewer chunks.
+        // The size is a multiple of 64 KiB, the length of many pieces. Unless the pool is small or
+        // uses no huge pages, the size is also a multiple of a huge page, even if this makes fewer
+        // chunks.
         let chunk = match self.huge_pages {
             HugePages::Off => chunk - chunk % (64 * 1024),
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
@@ -199,8 +200,8 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     };
     let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
     let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(to);
-    // The larger part gives up the missing bytes. If bytes are missing, this part has most of the
-    // total.
+    // The larger part gives up the missing bytes. If bytes are missing, this part is most of the
+    // total, so it can spare them.
     if landing > send {
         landing = landing.saturating_sub(missing)
     } else {
@@ -255,14 +256,14 @@ pub struct Sizes {
     pub lendable: bool,
 }
 
-/// The sizes in bytes of blocks that share a page on systems with longer pages. A connection at
-/// rest has a block of 8 KiB over RDMA, and a block of 4 KiB over shared memory.
+/// The size classes, in bytes, of control blocks that share a page if pages are longer than 4 KiB.
+/// A connection at rest has a block of 8 KiB over RDMA, and a block of 4 KiB over shared memory.
 const SMALL_CONTROL: [usize; 5] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
 /// The page size of most systems. On systems with this page size, each block gets separate pages.
 const USUAL_PAGE: usize = 4 << 10;
 
-/// The size classes of control blocks, and the size of their arenas in bytes. A block that is
-/// longer than the largest class has a dedicated arena, because a control block lasts as long as
+/// Returns the size classes of control blocks, and the size of their arenas in bytes. A block that
+/// is longer than the largest class has a dedicated arena, because a control block lasts as long as
 /// its connection.
 pub(crate) fn control_classes(page: usize) -> (Vec<usize>, usize) {
     let small = |slot: &usize| page > USUAL_PAGE && *slot < page;
@@ -294,8 +295,9 @@ mod tests {
         assert!(less.total < DEFAULT_POOL);
     }
 
-    /// This also holds for the default pool under a limit, but not if only one connection in four
-    /// would get a chunk.
+    /// A default pool that a limit has shrunk to 48 MiB still has chunks of whole huge pages.
+    /// Smaller pools have smaller chunks, because only few connections would get a chunk of a whole
+    /// huge page.
     #[test]
     fn chunks_are_whole_huge_pages_if_there_are_enough() {
         let chunk = |mib: usize, huge_pages| {
@@ -359,7 +361,7 @@ mod tests {
         let least = config.rescale(MIN_POOL).fit(None, Pinning::default()).unwrap();
         assert!(least.landing >= MIN_PART && least.control >= MIN_PART, "{least:?}");
         assert_eq!(parts(PoolConfig::default().rescale(16 << 20)), (16, 8, 4));
-        // Parts that do not fit are an error before and after.
+        // Rescaling does not hide that the parts do not fit.
         let bad = PoolConfig::default().total(8 << 20).send(usize::MAX).landing(usize::MAX);
         let refused = bad.rescale(4 << 20).fit(None, Pinning::default());
         assert!(matches!(refused, Err(PoolError::Parts { .. })), "{refused:?}");

@@ -182,7 +182,7 @@ mod tests {
     fn check(by: unsafe fn(*const u8, *mut u8, usize), len: usize, from: usize, to: usize) {
         let src: Vec<u8> = (0..from + len).map(|n| (n * 7 % 251) as u8).collect();
         let mut dst = vec![0xee; to + len + 64];
-        // SAFETY: both are as long as that, and do not overlap.
+        // SAFETY: both ranges have `len` bytes, and they do not overlap.
         unsafe { by(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
         assert!(dst[to..to + len] == src[from..], "{len} bytes from {from} to {to}");
         assert!(

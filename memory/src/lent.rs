@@ -139,8 +139,8 @@ mod tests {
             Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap()
         };
         let (one, other) = (common.for_peer(), common.for_peer());
-        // Both allocate in turns, so that without arenas of their own they would share one and
-        // reuse its slots.
+        // The handles allocate in turn. Without separate arenas, they would share an arena and
+        // reuse each other's slots.
         for _ in 0..3 {
             let secret = filled(&one, 32 << 10);
             let public = filled(&other, 32 << 10);
@@ -184,7 +184,7 @@ mod tests {
             let got: Vec<_> = std::iter::from_fn(|| other.try_alloc(64 << 10).ok()).collect();
             assert!(got.len() >= 16, "a quarter, not {} of 64", got.len());
         }
-        // Once it has returned them, others may be lent the maximum.
+        // Once the greedy peer has returned the bytes, other peers may be lent the maximum.
         drop(lent);
         let all: Vec<_> = (0..3).map(|_| filled(&others[0], 1 << 20)).collect();
         assert_eq!(all.iter().filter_map(|bytes| others[0].lend(bytes)).count(), 3);

@@ -12,9 +12,9 @@
 //! | sending, by the application | [`Pool::register`] | the application's `Bytes` |
 //! | landing, by the application | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
 //!
-//! Each use has its own budget, so that sending cannot starve receiving (R11). All budgets together
-//! stay below RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is in use outlives
-//! the pool and the connection over which it was received.
+//! Each use has its own budget, so that sending cannot starve receiving (R11). A pool shrinks so
+//! that all its budgets together stay below RLIMIT_MEMLOCK, but to no less than [`MIN_POOL`] bytes.
+//! Memory that is in use outlives the pool and the connection over which it was received.
 //!
 //! # Map
 //!

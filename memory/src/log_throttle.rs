@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_flood_thins_out_and_is_counted() {
         let (throttle, start) = (LogThrottle::new(), Instant::now());
-        // A thousand each second.
+        // A thousand lines each second.
         let at = |n: u32| start + Duration::from_millis(1) * n;
         let lines: Vec<u64> = (0..10_000).filter_map(|n| throttle.pass_at(at(n))).collect();
         assert_eq!(lines.len(), 20 + 9);

@@ -51,8 +51,8 @@ impl Pool {
     /// rest of the process. The margin is half of these bytes, at most 256 KiB. Only memory that
     /// the process has already pinned counts, so a second pool of the process does not know how
     /// much the first pool will pin later. If the limit later leaves less, connections wait for
-    /// landing memory, as in a smaller pool. Connections wait only if this pool has landing memory,
-    /// or if other pools of the process return memory. Other requests fail with
+    /// landing memory, as in a smaller pool. They wait only if this pool has some landing memory,
+    /// or if other pools of the process are returning memory. Other requests fail with
     /// [`PoolError::Register`].
     ///
     /// # Errors
@@ -180,9 +180,9 @@ impl Pool {
 
     /// Lets the devices of both pools send from the send memory of either. An arena is registered
     /// with the other device when bytes of the arena are first [looked up](Self::resolve) there, on
-    /// a thread if the device is slow. Until the arena is registered, the look-up finds nothing.
-    /// The arena stays registered until its pool no longer needs it. Does nothing for pools of
-    /// shared memory, whose links send from any memory.
+    /// a separate thread if the device is slow. Until the arena is registered, the look-up finds
+    /// nothing. The arena stays registered until its pool no longer needs it. Does nothing for
+    /// pools of shared memory, whose links send from any memory.
     ///
     /// Such a registration counts against RLIMIT_MEMLOCK once more. An arena is not registered
     /// unless the limit leaves room for all memory that both pools may still use. After a refusal,
@@ -238,8 +238,9 @@ impl Pool {
         PoolRegistration::new(self.0.ledger.clone(), bytes, Owner::Application, Some(file))
     }
 
-    /// Registers memory that a peer has lent, all of `file`, so that it can be [lent
-    /// on](Self::lend). This memory does not count as application memory.
+    /// Registers memory that a peer has lent to this process, so that it can be [lent](Self::lend)
+    /// to other peers. `memory` maps all of `file`. This memory does not count as application
+    /// memory.
     ///
     /// # Errors
     /// The errors of [`register`](Self::register).
@@ -299,7 +300,8 @@ impl Pool {
                 _ => {}
             }
         }
-        // Leased chunks do not help, because the next connection has to register its own chunks.
+        // If the process has pinned more than the limit allows, leased chunks do not help, because
+        // the next connection has to register its own chunks.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
         match self.0.ledger.landing_left() {
             // Leased memory becomes free again, so connections can wait for it.

@@ -64,7 +64,7 @@ pub struct PoolStats {
     pub high_water: usize,
     /// The part of `send` that is lent to peers.
     pub lent: usize,
-    /// Lent memory that is part of `application`, or that other peers have lent this process.
+    /// Lent memory that is part of `application`, or that other peers have lent to this process.
     /// Memory that several messages carry counts once for each message.
     pub lent_application: usize,
     /// The number of registrations since the pool was made.

@@ -1,5 +1,6 @@
-//! Files to and from pool memory through io_uring, on the file system of the build, which has
-//! O_DIRECT, and on tmpfs, which may not. Needs io_uring: a kernel that refuses it fails the tests.
+//! Transfers between files and pool memory through io_uring, on the file system of the build, which
+//! has O_DIRECT, and on tmpfs, which may not have it. The tests fail on a kernel that refuses
+//! io_uring.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![cfg(target_os = "linux")]
@@ -60,14 +61,15 @@ fn a_file_is_read_past_the_page_cache_to_its_unaligned_end() {
     let file = scratch.open(libc::O_DIRECT);
     let (read, buf) = ring.read(&file, 0, pool.try_alloc(4 * PAGE).unwrap()).wait();
     assert_eq!((read.unwrap(), &buf[..]), (all.len(), &all[..]));
-    // From a block in the middle, behind what the buffer has; and past the end.
+    // Reads from a block in the middle into the part after the buffer's content, and reads past the
+    // end.
     let mut buf = pool.try_alloc(2 * PAGE).unwrap();
     buf.resize_zeroed(PAGE);
     let (read, buf) = ring.read(&file, 3 * PAGE as u64, buf).wait();
     assert_eq!((read.unwrap(), &buf[PAGE..]), (100, &all[3 * PAGE..]));
     let (read, buf) = ring.read(&file, 8 * PAGE as u64, pool.try_alloc(PAGE).unwrap()).wait();
     assert_eq!((read.unwrap(), buf.len()), (0, 0));
-    // What O_DIRECT does not allow is an error, and the buffer comes back.
+    // An offset that O_DIRECT does not allow is an error, and the buffer comes back.
     let (read, buf) = ring.read(&file, 1, buf).wait();
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     assert_eq!(buf.capacity(), PAGE);
@@ -103,7 +105,8 @@ fn errors_of_the_file_come_back_with_the_memory() {
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::IsADirectory);
 }
 
-/// Sixty threads share a ring of two entries: all others wait their turn, and nothing is lost.
+/// Sixty threads share a ring of two entries. The other reads wait for their turn, and none is
+/// lost.
 #[test]
 fn a_full_ring_makes_work_wait() {
     let (ring, pool) = (Ring::new(2).unwrap(), pool());
@@ -130,7 +133,7 @@ fn a_full_ring_makes_work_wait() {
     assert_eq!(ring.in_flight(), 0);
 }
 
-/// A read that waits for its data: nobody has written to the pipe.
+/// Begins a read that waits for its data, because nobody has written to the pipe.
 fn pending(ring: &Ring, buf: PinnedBuf) -> (tonic_rdma_memory::disk::Transfer<PinnedBuf>, File) {
     let (reader, writer) = io::pipe().unwrap();
     let reader = Arc::new(File::from(std::os::fd::OwnedFd::from(reader)));
@@ -138,7 +141,8 @@ fn pending(ring: &Ring, buf: PinnedBuf) -> (tonic_rdma_memory::disk::Transfer<Pi
     (read, File::from(std::os::fd::OwnedFd::from(writer)))
 }
 
-/// R10: the memory stays the kernel's, however the future and the ring end.
+/// Memory belongs to the kernel until the read is done, even if the future or the ring is dropped
+/// (R10).
 #[test]
 fn a_dropped_transfer_leaves_its_buffer_to_the_kernel() {
     let (ring, pool) = (Ring::new(4).unwrap(), pool());
@@ -168,8 +172,8 @@ fn a_transfer_is_a_future() {
     late.join().unwrap();
 }
 
-/// Arenas come and go while a ring has them registered: a new one at the same address is read into
-/// as itself. The kernel would write to the pages of the old one if its number were still used.
+/// Arenas end while a ring has them registered, and new arenas may get their addresses. Reads go to
+/// the new arena's pages. The kernel would write to the old pages if the old index were still used.
 #[test]
 fn an_arena_that_ended_is_no_longer_registered() {
     let ring = Ring::new(4).unwrap();
@@ -186,10 +190,10 @@ fn pinned() -> u64 {
     tonic_rdma_memory::Memlock::read().unwrap().pinned
 }
 
-/// Set for the process that a test starts of itself.
+/// The variable that is set in the copy of this program that a test starts.
 const CHILD: &str = "TONIC_RDMA_DISK_CHILD";
 
-/// Reads, and prints what the ring has pinned for that.
+/// Reads a page, and prints the number of bytes that the ring has pinned for it.
 fn read_and_print_pinned() {
     let (ring, pool) = (Ring::new(4).unwrap(), pool());
     let scratch = Scratch::new(DISK, "limit", &content(PAGE));
@@ -213,7 +217,7 @@ fn buffers_are_registered_where_memlock_has_room() {
         return read_and_print_pinned();
     }
     let run = |limit: u64| {
-        // The limit first: to raise it takes a privilege that root has.
+        // Set the limit first, because raising it needs a privilege that is dropped below.
         let mut command = std::process::Command::new("prlimit");
         command.arg(format!("--memlock={limit}:{limit}"));
         // The limit does not apply to root.
@@ -236,7 +240,7 @@ fn buffers_are_registered_where_memlock_has_room() {
     assert!(run(8 << 20) >= PAGE as u64, "registered");
 }
 
-/// seccomp(2) as container runtimes use it, for this thread alone.
+/// Refuses io_uring_setup(2) with seccomp(2), as container runtimes do, for one thread only.
 #[test]
 fn a_ring_that_the_kernel_refuses_is_an_error() {
     let refused = |errno: i32| {

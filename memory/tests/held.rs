@@ -22,7 +22,7 @@ fn only_what_has_landed_and_is_held_counts() {
     let (pool, _) = small();
     let budget = pool.config().landing;
     let mut landing = pool.landing();
-    // Granted, landed and unread: no pressure.
+    // Granted memory, and landed memory that is unread, do not count as held.
     let granted = landing.alloc(budget / 2, 1).unwrap().unwrap();
     let unread = land(&mut landing, budget / 4).unwrap();
     assert_eq!(pool.stats().held, 0);
@@ -32,7 +32,7 @@ fn only_what_has_landed_and_is_held_counts() {
     let lent = piece.clone().lend();
     drop(piece);
     assert_eq!(pool.stats().held, 12 << 10);
-    // From any thread.
+    // The last bytes may be dropped on any thread.
     std::thread::spawn(move || drop(lent)).join().unwrap();
     assert_eq!(pool.stats().held, 0);
     drop((granted, unread));
@@ -48,7 +48,7 @@ fn a_connection_alone_holds_three_quarters() {
     let held = hold_all(&mut landing, 64 << 10);
     assert_eq!(pool.stats().held, budget / 4 * 3);
     assert_eq!(held.len() * (64 << 10), budget / 4 * 3);
-    // What lands from now on is copied, and its memory is free again.
+    // Data that lands from now on is copied, and its memory becomes free again.
     for _ in 0..100 {
         assert!(!land(&mut landing, 64 << 10).unwrap().hold());
     }
@@ -57,7 +57,7 @@ fn a_connection_alone_holds_three_quarters() {
     assert_unused(&pool);
 }
 
-/// An application that keeps everything for ever goes on receiving, and so do other connections,
+/// An application that never drops what it holds can still receive, and so can other connections,
 /// with any length of message, any share and any limit.
 #[test]
 fn whoever_keeps_everything_goes_on_receiving() {
@@ -70,9 +70,9 @@ fn whoever_keeps_everything_goes_on_receiving() {
                 let mut connections: Vec<Landing> = Vec::new();
                 for n in 0..12 {
                     connections.push(pool.landing_up_to(limit));
-                    // As long as another would: nobody gives back what the application holds.
+                    // Many rounds, in which the application returns nothing that it holds.
                     for round in 0..200 {
-                        // Of mixed lengths, of which every other short one is kept.
+                        // Every third message is short.
                         let want = if round % 3 == 1 { MIN } else { len };
                         let mut tries = 0;
                         let piece = loop {

@@ -16,7 +16,7 @@ fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
     landing.alloc(want, min).unwrap()
 }
 
-/// Writes as the peer that holds the grant does.
+/// Writes like the peer that holds the grant.
 fn write(buf: &LandingBuf, registrar: &RecordingRegistrar, data: &[u8]) {
     let key = of_rkey(buf.rkey());
     assert!(registrar.covers(key, buf.addr(), buf.capacity()));
@@ -91,7 +91,7 @@ fn the_whole_budget_can_be_leased_and_no_more() {
         let mut landing = pool.landing();
         let all = everything(&mut landing, 64 << 10);
         let total: usize = all.iter().map(LandingBuf::capacity).sum();
-        // The rest of the budget may be shorter than a piece.
+        // The unused part of the budget may be shorter than a piece.
         assert!(total + (64 << 10) > pool.config().landing, "{total}");
         assert!(all.iter().all(|b| b.capacity() == 64 << 10));
         assert_budgets(&pool, &registrar);
@@ -151,7 +151,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     let two = take(&mut landing, chunk, 8192).unwrap();
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 4096);
     drop(two);
-    // If the budget has more left than any chunk, it is used.
+    // A new chunk is used if the budget has room for a longer piece than the leased chunks.
     let mut other = pool.landing();
     drop(all);
     assert!(landing.trim() > 0);
@@ -232,7 +232,8 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
     assert!(!one.others_claim(), "it has something");
-    // With its share it is no claim on others: only its own pieces help it, and what others leave.
+    // A connection that has its share does not claim memory. It waits for its own pieces and for
+    // memory that others return.
     assert!(take(&mut two, 4096, 1).is_none());
     assert!(!one.others_claim());
     let before = (woken1.count(), woken2.count());
@@ -246,7 +247,7 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let before = woken2.count();
     one.trim();
     assert!(woken2.count() > before);
-    // A piece of a chunk that goes back tells the owner.
+    // A piece that becomes free in a chunk that is being reclaimed wakes the owner.
     let second = take(&mut two, budget, 1).unwrap();
     assert!(take(&mut one, 4096, 1).is_none());
     assert_eq!(two.enforce_share(), Reclaim::New);
@@ -258,7 +259,7 @@ fn waiters_are_woken_and_others_learn_of_them() {
     assert_eq!((woken1.count(), woken2.count()), (before.0, before.1 + 1));
     assert_eq!(two.return_reclaimed(), budget / 2);
     assert_eq!(woken1.count(), before.0 + 1);
-    // The end of a whole connection is as good.
+    // The end of a whole connection also wakes the waiter.
     let half = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
@@ -395,7 +396,8 @@ fn idle_connections_pin_nothing() {
     registrar.assert_settled();
 }
 
-/// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
+/// Acts like a driver that has been woken: returns the chunks that exceed the share, and tries
+/// again.
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
         if landing.others_claim() {
@@ -477,7 +479,8 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     let total: usize = all.iter().map(LandingBuf::capacity).sum();
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
-    // It is its own limit: nobody else is asked to make room, and others have all the rest.
+    // The connection waits because of its own limit, so other connections are not asked to make
+    // room, and can have all other memory.
     assert!(!other.others_claim());
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);

@@ -19,7 +19,7 @@ use tonic_rdma_memory::{
 const TIMEOUT: Duration = Duration::from_secs(20);
 const KIB: usize = 1024;
 
-/// Registrations of landing memory, and their ends, wait until they are let through.
+/// Makes registrations of landing memory, and their ends, wait until the test lets them pass.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<State>,
@@ -29,7 +29,7 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Calls that pass; `None` lets all pass.
+    /// The number of further calls that may pass. `None` lets all pass.
     passes: Option<usize>,
     /// Lengths of the registrations that have begun, and 0 for each that has ended.
     calls: Vec<usize>,
@@ -107,7 +107,7 @@ unsafe impl Registrar for Slow {
     }
 }
 
-/// The smallest pool, whose registrations wait.
+/// Makes the smallest pool. Its registrations wait at the gate.
 fn slow() -> (Pool, Arc<RecordingRegistrar>, Arc<Gate>) {
     let (registrar, gate) = <(Arc<RecordingRegistrar>, Arc<Gate>)>::default();
     gate.let_pass(Some(0));
@@ -178,7 +178,7 @@ fn others_allocate_while_a_chunk_is_made() {
     settle(pool, &registrar);
 }
 
-/// The owner hears of its own pieces while a chunk is made.
+/// The owner is woken for its own pieces while a chunk is made.
 #[test]
 fn pieces_that_come_free_are_used_while_a_chunk_is_made() {
     let (pool, registrar, gate) = slow();
@@ -229,7 +229,7 @@ fn an_allocator_that_is_dropped_leaves_nothing() {
     assert!(pool.stats().leased > 0, "until the thread has done what it does");
     gate.let_pass(None);
     wait_until("all is returned", || pool.stats().leased == 0);
-    // What nobody had begun to make is not made.
+    // The chunk that the thread had not begun to make is not made.
     assert_eq!((pool.stats().registrations, gate.calls(2)[1]), (1, 0));
     assert_eq!(woken.count(), 0);
     settle(pool, &registrar);
@@ -246,7 +246,7 @@ fn a_pool_that_is_dropped_leaves_nothing() {
     gate.calls(2);
     wait_until("it is freed", || registrar.bytes() == 0);
     registrar.assert_settled();
-    // The thread's part of the registrar goes with it.
+    // The thread drops its reference to the registrar when it ends.
     wait_until("the thread ends", || Arc::strong_count(&registrar) == 1);
 }
 
@@ -275,7 +275,7 @@ fn the_budget_has_memory_back_once_it_is_deregistered() {
     settle(pool, &registrar);
 }
 
-/// A connection that returns its chunks for a longer one waits for that without claiming memory.
+/// A connection that returns its chunks to get a longer one does not claim memory while it waits.
 #[test]
 fn chunks_that_are_not_free_yet_are_no_shortage() {
     let (pool, registrar, gate) = slow();
@@ -321,14 +321,14 @@ fn the_next_call_returns_the_error() {
         one.trim();
         wait_until("it is returned", || pool.stats().leased == 0);
     }
-    // Where a shorter piece is found, it is used, as with an error at once.
+    // A shorter piece that is free is used instead, as when the call itself fails to make a chunk.
     let first = wait_for(&mut one, 4 * KIB);
     registrar.fail(true);
     let before = woken.count();
     assert!(one.alloc(512 * KIB, 4 * KIB).unwrap().is_none());
     wait_until("it is woken", || woken.count() > before);
     assert!(one.alloc(512 * KIB, 4 * KIB).unwrap().is_some());
-    // The error of a spare piece is no error of one that is needed.
+    // An error for a spare piece is not returned for a piece that is needed.
     let before = woken.count();
     assert!(one.alloc_spare(300 * KIB).unwrap().is_none());
     wait_until("it is woken", || woken.count() > before);
@@ -402,7 +402,8 @@ fn jobs_are_done_in_their_order() {
     settle(pool, &registrar);
 }
 
-/// Another connection claims memory: what is being made counts, and chunks go back for it.
+/// While another connection claims memory, a chunk that is being made counts towards the share, so
+/// other chunks are returned.
 #[test]
 fn a_chunk_that_is_being_made_counts_towards_the_share() {
     let (pool, registrar, gate) = slow();
@@ -424,7 +425,8 @@ fn a_chunk_that_is_being_made_counts_towards_the_share() {
     settle(pool, &registrar);
 }
 
-/// A longer want than that of the chunk in the making is next, and no shortage.
+/// A request that is longer than the chunk that is being made waits for its turn, and is not a
+/// claim.
 #[test]
 fn a_longer_want_waits_for_the_chunk_that_is_being_made() {
     let (pool, registrar, gate) = slow();
@@ -439,7 +441,8 @@ fn a_longer_want_waits_for_the_chunk_that_is_being_made() {
     settle(pool, &registrar);
 }
 
-/// A chunk that waits to be freed is enough for who starves: others return no more for it.
+/// A chunk that waits to be freed is enough for a connection that starves, so no other chunks are
+/// returned for it.
 #[test]
 fn who_starves_gets_one_chunk_of_another() {
     let (pool, registrar, gate) = slow();
@@ -467,7 +470,7 @@ fn who_starves_gets_one_chunk_of_another() {
     settle(pool, &registrar);
 }
 
-/// An error that nobody has waited for is no answer to a later call.
+/// An error for a request that has been given up is not returned to a later call.
 #[test]
 fn an_error_that_comes_too_late_is_dropped() {
     let (pool, registrar, gate) = slow();

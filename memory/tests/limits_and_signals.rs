@@ -1,5 +1,5 @@
 //! Memory files under RLIMIT_FSIZE, and under a profiler's signals. Each test runs in a child of
-//! fork(2), as limits and signals are those of a process.
+//! fork(2), because limits and signals apply to a whole process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -33,7 +33,7 @@ fn a_file_beyond_the_limit_is_an_error_and_ends_no_process() {
         is_told(LandableBuf::zeroed(2 * MIB));
         is_told(memfd::sealed(c"test", MIB + 1));
         is_told(memfd::may_make(MIB + 1));
-        // Up to the limit all is as it was.
+        // Files up to the limit can still be made.
         assert_eq!(LendableBuf::zeroed(MIB).unwrap().len(), MIB);
         assert_eq!(LandableBuf::zeroed(MIB).unwrap().len(), MIB);
         memfd::may_make(MIB).unwrap();
@@ -43,7 +43,8 @@ fn a_file_beyond_the_limit_is_an_error_and_ends_no_process() {
     });
 }
 
-/// The limit changes between the look at it and the call, in either of two threads.
+/// Another thread changes the limit at any moment, also between the check of the limit and the call
+/// that makes the file.
 #[test]
 fn a_limit_that_is_lowered_at_any_moment_ends_no_process() {
     in_child(|| {
@@ -92,7 +93,7 @@ fn the_signal_stays_what_the_program_made_of_it() {
             };
             status.lines().filter(of).map(str::to_owned).collect()
         };
-        // Not SigQ, which counts signals of all the user's processes.
+        // SigQ is not compared, because it counts signals of all processes of the user.
         assert_eq!((signals(&before).len(), signals(&before)), (5, signals(&after)));
     });
 }

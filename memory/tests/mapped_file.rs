@@ -69,7 +69,8 @@ fn threads_that_read_while_the_file_is_cut_survive() {
                 scope.spawn(|| {
                     while !guard.is_truncated() {
                         let read = map.as_ref().to_vec();
-                        // After the read: who sees other bytes sees the mark.
+                        // The check comes after the read, so a reader of other bytes also sees the
+                        // mark.
                         assert!(read == [7; LEN] || is_truncated(map.as_ref()));
                     }
                 });
@@ -86,10 +87,10 @@ fn memory_without_a_file_is_not_guarded() {
     assert!(MappedFile::guard(&[]).unwrap().is_none());
 }
 
-/// Set for the process that a test starts of itself.
+/// The variable that is set in the copy of this program that a test starts.
 const CHILD: &str = "TONIC_RDMA_MAPPED_FILE_CHILD";
 
-/// Only what is registered is guarded: another mapping is not turned into zeros.
+/// Only guarded memory is turned into zeros. A fault in another mapping ends the process.
 #[test]
 fn a_fault_elsewhere_ends_the_process_as_before() {
     if std::env::var_os(CHILD).is_some() {

@@ -1,4 +1,5 @@
-//! RLIMIT_MEMLOCK. A single test, because the limit applies to the whole process.
+//! Pools under RLIMIT_MEMLOCK. This file has a single test, because the limit applies to the whole
+//! process.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -14,7 +15,7 @@ use tonic_rdma_memory::{
     HeapRegistrar, Landing, LandingBuf, MIN_POOL, Memlock, Pool, PoolConfig, PoolError,
 };
 
-/// Allocates 64 KiB of landing memory, if there are any.
+/// Allocates 64 KiB of landing memory, if 64 KiB are available.
 fn piece(landing: &mut Landing) -> Option<LandingBuf> {
     let mut found = None;
     wait_until("the chunk is made", || {
@@ -29,7 +30,8 @@ fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
     std::iter::from_fn(|| piece(landing)).collect()
 }
 
-/// Two pools together need more than the process may pin: each continues with what it has.
+/// Checks two pools that together need more than the process may pin. Each continues with the
+/// memory that it has.
 fn two_pools_share_the_limit(slow: bool) {
     let [first, second, third] = [(); 3].map(|()| registering(slow).unwrap());
     let sizes = first.config().clone();
@@ -40,7 +42,8 @@ fn two_pools_share_the_limit(slow: bool) {
     }
     let one = piece(&mut seconds).unwrap();
     let mut held = everything(&mut firsts);
-    // The first pool leases all its landing memory, and leaves what its connections may need.
+    // The first pool leases all its landing memory, and leaves the bytes that its connections may
+    // need.
     assert_eq!(first.stats().leased, sizes.landing);
     let more = everything(&mut seconds);
     let leased = second.stats().leased;
@@ -53,7 +56,7 @@ fn two_pools_share_the_limit(slow: bool) {
     let kept = landed.iter().filter(|landed| landed.hold()).count();
     assert!(kept > 0 && kept < landed.len(), "{kept} of {}", landed.len());
     assert!(second.may_land().is_ok());
-    // A third pool waits for theirs, but not for ever.
+    // A third pool waits for their memory, but not for ever.
     let (mut thirds, begin) = (third.landing(), Instant::now());
     for n in 0..=20 {
         assert!(piece(&mut thirds).is_none());

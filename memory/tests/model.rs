@@ -115,7 +115,7 @@ proptest! {
                     Err(PoolError::Register(_)) => prop_assert!(fails),
                     Err(error) => {
                         prop_assert_eq!(usage(&error), Some(Use::Send));
-                        // Some memory is in use, or someone waits.
+                        // Some memory is in use, or another request waits.
                         prop_assert!(pool.stats().send > 0 || !waits.is_empty());
                     }
                 },
@@ -139,7 +139,7 @@ proptest! {
                     if let Poll::Ready(result) = Pin::new(alloc).poll(&mut cx) {
                         match result {
                             Ok(buf) => bufs.push(marked(buf, *len, mark)),
-                            // The registrar has failed in the meantime.
+                            // The registrar failed when the waiter was served.
                             Err(error) => prop_assert!(matches!(error, PoolError::Register(_)), "{error}"),
                         }
                         drop(waits.remove(at));
@@ -188,7 +188,7 @@ proptest! {
                     Ok(None) => {
                         let idle = sizes.landing - pool.stats().leased;
                         waiting[connection] = true;
-                        // The rest may be kept for those that have less than their share.
+                        // Free memory may be kept for connections that have less than their share.
                         let leased = connections[connection].leased();
                         let share = connections[connection].share();
                         let held = connections[connection].others_claim();
@@ -243,12 +243,13 @@ proptest! {
                     let wanted = own().filter(|(piece, _)| piece.is_reclaiming()).count();
                     let held = connections[connection].others_claim() && leased > share;
                     prop_assert!(held || (reclaim == Reclaim::None && wanted == 0), "{reclaim:?}");
-                    // Pieces that are not reclaimed fit into the share, but for those in a chunk
-                    // of which the application holds something: it stays.
+                    // Pieces that are not reclaimed fit into the share. Chunks of which the
+                    // application holds a piece are an exception, because they stay.
                     let kept: usize = own().filter(|(p, _)| !p.is_reclaiming()).map(|(p, _)| p.capacity()).sum();
                     let holds = pool.stats().held > 0;
                     prop_assert!(!held || holds || kept <= share, "{kept} of {share}");
-                    // And nothing more when all that is wanted has come back.
+                    // The call selects chunks exactly while others claim memory and this connection
+                    // exceeds its share, unless the application holds memory.
                     prop_assert!(held == (reclaim != Reclaim::None) || holds);
                     connections[connection].return_reclaimed();
                 }
@@ -274,8 +275,8 @@ proptest! {
             }
             assert_budgets(&pool, &registrar);
             for (i, connection) in connections.iter().enumerate() {
-                // Only a connection that waits claims memory. Its share may have changed since, and
-                // its idle chunks do not count.
+                // Only a connection that waits claims memory. A waiting connection need not claim
+                // any: its share may have changed, and its idle chunks do not count.
                 let claims = (0..4).any(|j| j != i && waiting[j]);
                 prop_assert!(claims || !connection.others_claim());
                 // Active connections have equal shares of the budget.

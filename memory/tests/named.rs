@@ -19,7 +19,8 @@ use tonic_rdma_memory::{
     Access, InUse, Landed, Landing, NamedBuffer, NamedGrant, NamedLease, RegionError,
 };
 
-/// Counts drops, and how much was registered for peers when it was dropped.
+/// An owner whose drop adds 1 to `dropped`, plus the number of bytes that are still registered for
+/// peers.
 struct Owner {
     bytes: Vec<u8>,
     registrar: Arc<RecordingRegistrar>,
@@ -113,8 +114,8 @@ fn a_buffer_comes_back_by_value_filled_and_deregistered() {
     registrar.assert_settled();
 }
 
-/// Whatever is forgotten first: the memory lives until the last holder is gone, and its
-/// registration ends before it does.
+/// In any order of drops, the memory lives until its last holder is dropped, and the registration
+/// ends before the memory is dropped.
 #[test]
 fn memory_is_dropped_behind_the_grant_and_the_views() {
     let (pool, registrar) = small();
@@ -146,7 +147,7 @@ fn a_slow_device_withdraws_the_key_before_the_buffer_comes_back() {
     let (memory, _) = owner(9000, &registrar);
     let buffer = NamedBuffer::new(memory);
     let lease = buffer.claim().unwrap();
-    // Given up before it is made.
+    // This registration is given up before it is made.
     drop(landing.register_named(lease.clone(), 0..10));
     let view = loop {
         match grant(&landing, &lease, 0..9000) {
@@ -178,7 +179,7 @@ fn a_registration_that_is_kept_serves_calls_until_the_buffer_is_closed() {
         let mut keys = Vec::new();
         for call in 1..=5 {
             let lease = buffer.claim().unwrap();
-            // In two parts, and the second of them given up.
+            // The call uses two grants, and gives up the second.
             let granted = grant(&landing, &lease, 0..4000).unwrap();
             keys.push((granted.rkey(), granted.addr()));
             write(&registrar, &granted, &[call; 4000]);
@@ -195,7 +196,7 @@ fn a_registration_that_is_kept_serves_calls_until_the_buffer_is_closed() {
         assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
         assert_eq!(pool.stats().registrations, before + 1);
         assert_eq!(pool.stats().application, 9000);
-        // A call that has it delays the end.
+        // A call that has claimed the buffer delays the end of the registration.
         let lease = buffer.claim().unwrap();
         buffer.close();
         assert_eq!(registrar.bytes_of(Access::RemoteWrite), 9000);
@@ -210,7 +211,8 @@ fn a_registration_that_is_kept_serves_calls_until_the_buffer_is_closed() {
     }
 }
 
-/// Closed or not, taken or not, by one device or two: no registration outlives the memory.
+/// No registration outlives the memory, whether the buffer is taken or dropped, and whether one
+/// device or two have registered it.
 #[test]
 fn what_a_buffer_keeps_ends_before_its_owner() {
     for slow in [false, true] {
@@ -233,7 +235,7 @@ fn what_a_buffer_keeps_ends_before_its_owner() {
             let buffer = NamedBuffer::new(memory);
             buffer.keep_registered();
             drop(use_it(&buffer, &here));
-            // By another device: that of the first one ends.
+            // Registering with another device ends the registration with the first.
             let view = use_it(&buffer, &there);
             wait_until("the first registration ends", || {
                 registrar.bytes_of(Access::RemoteWrite) == 0
@@ -243,7 +245,7 @@ fn what_a_buffer_keeps_ends_before_its_owner() {
             block_on(poll_fn(|cx| buffer.poll_idle(cx)));
             drop(use_it(&buffer, &here));
             if taken {
-                // Without closing it first.
+                // The buffer is taken without being closed first.
                 wait_until("it is taken", || buffer.take::<Owner>().is_ok());
             } else {
                 drop(buffer);
@@ -277,7 +279,7 @@ fn all_who_wait_for_a_buffer_are_woken() {
     assert!(is_idle(&buffer));
 }
 
-/// Blocks this thread; the crate has no runtime.
+/// Blocks this thread on a future, because the crate has no runtime.
 fn block_on(future: impl Future<Output = ()>) {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {
@@ -305,10 +307,10 @@ fn a_field_that_lands_in_parts_is_granted_in_order() {
     let granted = grant(&landing, &lease, 0..10_000).unwrap();
     assert!(overlap(0..10), "one at a time");
     write(&registrar, &granted, &[1; 4000]);
-    // Recalled: a part was written.
+    // The grant was recalled after the peer had written a part.
     let first = granted.filled(4000);
     assert!(overlap(0..10_000) && overlap(3999..10_000), "what has landed is not written again");
-    // Nothing was written.
+    // The grant is dropped before the peer has written anything.
     drop(grant(&landing, &lease, 4000..10_000).unwrap());
     let granted = grant(&landing, &lease, 4000..10_000).unwrap();
     write(&registrar, &granted, &[2; 6000]);
@@ -338,7 +340,7 @@ fn what_cannot_land_is_copied_unless_the_buffer_is_in_use() {
     drop(view);
     assert_eq!(&lease.fill(&landed(&[2; 7])).unwrap()[..], [2; 7]);
     drop(lease);
-    // The next call starts from zero.
+    // For the next call, no bytes have landed yet.
     assert_eq!(buffer.claim().unwrap().filled(), 0);
     buffer.close();
     assert!(buffer.claim().is_none());
@@ -363,7 +365,7 @@ fn a_refusal_of_the_device_leaves_the_buffer_as_it_was() {
     assert_eq!(nothing.take::<Vec<u8>>(), Ok(Vec::new()));
 }
 
-/// Memory inside the owner itself moves with it only when it comes back.
+/// Bytes that lie inside the owner itself move only when the owner is taken back.
 #[test]
 fn an_owner_may_hold_its_bytes_inline() {
     struct Inline([u8; 4096]);

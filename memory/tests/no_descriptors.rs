@@ -1,4 +1,4 @@
-//! A process without a free descriptor: memory that could be lent takes one for each file.
+//! A process without a free descriptor. Lendable memory needs a descriptor for each of its files.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tonic_rdma_memory::test_util::LendingRegistrar;
 use tonic_rdma_memory::{Pool, PoolConfig};
 
-/// Sets the limit on descriptors; the test is alone in its process.
+/// Sets the process's limit on descriptors. No other test runs in this process.
 fn allow_descriptors(count: u64) {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: 1024 };
     // SAFETY: the limit is read only.
@@ -23,7 +23,7 @@ fn memory_that_cannot_be_lent_is_memory_all_the_same() {
     buf.resize_zeroed(100_000);
     assert!(pool.lend(&buf.freeze()).is_none());
     allow_descriptors(1024);
-    // Another arena.
+    // This length needs another arena.
     let mut buf = pool.try_alloc(3 << 20).unwrap();
     buf.resize_zeroed(3 << 20);
     assert!(pool.lend(&buf.freeze()).is_some());

@@ -1,4 +1,4 @@
-//! Memory of a pool is taken from the NUMA node of its device.
+//! Pool memory is taken from the NUMA node of the pool's device.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -9,7 +9,7 @@ use tonic_rdma_memory::{
     HeapRegistrar, Memory, Pool, PoolConfig, RegisterError, Registrar, Registration,
 };
 
-/// A device on a node. Notes the policy of all memory that is registered with it.
+/// A device on a node. Records the memory policy of each registered region.
 #[derive(Debug)]
 struct OnNode {
     node: Option<u32>,
@@ -32,7 +32,7 @@ unsafe impl Registrar for OnNode {
     }
 }
 
-/// The policy of an address in /proc/self/numa_maps; "none" on a kernel without nodes.
+/// The policy of an address in /proc/self/numa_maps, or "none" on a kernel without nodes.
 fn policy(addr: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
     let mut policy = "none".to_owned();
@@ -80,7 +80,7 @@ fn memory_is_of_the_devices_node() {
     assert!(of_node.iter().all(|policy| *policy == wanted), "{of_node:?}");
     let plain = policies(None);
     assert!(plain.iter().all(|policy| ["default", "none"].contains(&policy.as_str())), "{plain:?}");
-    // No system has these: the memory is as without a node.
+    // No host has these nodes, so the policy is the same as without a node.
     for node in [1023, 1024, u32::MAX] {
         assert_eq!(policies(Some(node)), plain);
     }

@@ -38,7 +38,7 @@ fn an_arena_is_registered_at_its_first_use_until_it_is_removed() {
     assert_eq!(two.stats().application, 0);
     assert!(one.resolve(&filled(&two, LEN)).is_some(), "and the other way");
 
-    // A work request keeps the arena, whatever the application drops.
+    // A work request keeps the arena, even after the application has dropped its bytes.
     let in_flight = two.resolve(&bytes).unwrap();
     drop(bytes);
     let budget = one.config().send;
@@ -46,7 +46,7 @@ fn an_arena_is_registered_at_its_first_use_until_it_is_removed() {
     assert_eq!(in_flight.as_ref(), &[7; LEN]);
     assert!(twos.covers(in_flight.lkey(), in_flight.iova(), in_flight.len()));
     drop(in_flight);
-    // All of the budget, for which the arena is removed.
+    // A buffer as long as the budget, for which the arena is removed.
     let whole = one.try_alloc(budget).unwrap();
     assert_eq!(twos.bytes(), two.stats().registered, "deregistered with the arena");
     drop((whole, one, two));
@@ -98,12 +98,12 @@ fn a_refusal_is_no_error_and_is_not_repeated_at_once() {
     twos.fail(false);
     assert!(two.resolve(&bytes).is_none(), "asked again within ten seconds");
     assert_eq!(twos.registrations(), 0);
-    // Another arena has no refusal.
+    // The refusal does not apply to another arena.
     assert!(two.resolve(&filled(&one, 300 << 10)).is_some());
     twos.assert_clean();
 }
 
-/// Memory for one connection's control messages, and landing memory, belong to their device.
+/// Control memory and landing memory are registered only with their own pool's device.
 #[test]
 fn only_send_memory_is_registered_elsewhere() {
     let ((one, _), (two, twos)) = (small(), small());

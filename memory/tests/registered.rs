@@ -15,7 +15,7 @@ use tonic_rdma_memory::{Access, Pool, RegionError};
 
 const MIB: usize = 1 << 20;
 
-/// Counts the owners that have been dropped, and how much was registered when one was.
+/// An owner whose drop adds 1 to `dropped`, plus the number of bytes that are still registered.
 struct Owner {
     bytes: Vec<u8>,
     registrar: Arc<RecordingRegistrar>,
@@ -50,7 +50,7 @@ fn refused(pool: &Pool, memory: &Bytes) -> RegionError {
 fn any_part_resolves_where_it_lies_until_the_last_holder_is_gone() {
     let (pool, registrar) = small();
     let before = pool.stats();
-    // At an odd address, which no page boundary helps.
+    // The memory begins at an odd address, which is not on a page boundary.
     let (mut memory, dropped) = owned(100_001, &registrar);
     memory.advance(1);
     let registered = pool.register(memory.clone()).unwrap();
@@ -66,7 +66,8 @@ fn any_part_resolves_where_it_lies_until_the_last_holder_is_gone() {
     assert_eq!((now.application, now.registered), (100_000, before.registered));
     assert_eq!(now.registrations, before.registrations + 1);
 
-    // The work in flight has the last word, also by bytes of the application's own.
+    // Work in flight keeps the memory registered, even after the application has dropped its
+    // registrations.
     let in_flight = pool.resolve(&memory).unwrap().slice(10..20);
     drop((registered, second));
     assert!(registrar.covers(in_flight.lkey(), in_flight.iova(), 10));
@@ -97,7 +98,8 @@ fn it_outlives_the_pool_and_is_given_back_after_it() {
 fn memory_of_a_slow_device_is_given_back_by_another_thread() {
     let (pool, registrar) = small();
     registrar.slow();
-    // Whatever its length: its owner's Drop may use the connection that the last holder has locked.
+    // The length does not matter: the owner's Drop may use the connection that the last holder has
+    // locked.
     struct Elsewhere(std::thread::ThreadId, Bytes);
     impl AsRef<[u8]> for Elsewhere {
         fn as_ref(&self) -> &[u8] {
@@ -142,7 +144,7 @@ fn what_is_registered_already_is_refused_and_stays_registered() {
     assert!(pool.resolve(&memory.slice(10_000..20_000)).is_some());
     drop(registered);
 
-    // Memory of the pool needs no registration.
+    // Pool memory needs no registration.
     let mut buf = pool.try_alloc(5000).unwrap();
     buf.put_slice(&[1; 5000]);
     let own = buf.freeze();

@@ -232,7 +232,7 @@ fn the_waker_of_the_last_poll_is_woken() {
 fn memory_freed_as_bytes_or_in_other_sizes_wakes_waiters() {
     let (pool, registrar) = small();
     let budget = pool.config().send;
-    // From small slots, whose arenas are removed, to one large buffer, and back.
+    // Memory moves from small slots, whose arenas are removed, to one large buffer, and back.
     let mut slots = fill(&pool, 4096);
     let mut large = pool.alloc(budget);
     assert!(ready(&mut large).is_none());
@@ -246,7 +246,7 @@ fn memory_freed_as_bytes_or_in_other_sizes_wakes_waiters() {
     assert!(small.iter_mut().all(|alloc| ready(alloc).is_none()));
     drop(held);
     assert!(small.iter_mut().all(|alloc| ready(alloc).is_some()));
-    // Clones and slices of frozen bytes, the last of which is dropped on another thread.
+    // The memory becomes free with the last clone or slice of frozen bytes, here on another thread.
     let mut buf = pool.try_alloc(budget).unwrap();
     buf.put_slice(b"0123");
     let bytes = buf.freeze();

@@ -34,7 +34,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_eq!(hog.enforce_share(), Reclaim::Pending);
     let kept: usize = held.iter().filter(|p| !p.is_reclaiming()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
-    // Until then it gets no memory from the chunks that are being reclaimed.
+    // Until it has returned them, it gets no memory from the chunks that are being reclaimed.
     let at = held.iter().position(LandingBuf::is_reclaiming).unwrap();
     drop(held.swap_remove(at));
     assert!(hog.alloc(each, each).unwrap().is_none());
@@ -48,8 +48,8 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
-/// Chunks that one allocation selects are reported by the next call, because the peer has to be
-/// asked for them.
+/// Chunks that an allocation selects are reported by the next call of `enforce_share`, because
+/// their pieces have to be recalled from the peer.
 #[test]
 fn chunks_selected_by_an_allocation_are_reported() {
     let (pool, _ledger) = small();
@@ -100,7 +100,7 @@ fn connections_that_keep_their_memory_leave_room() {
     assert!(got.is_some());
 }
 
-/// A connection whose only chunk the application holds may go on using it.
+/// A connection may go on using its only chunk if the application holds a piece of the chunk.
 #[test]
 fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let (pool, _ledger) = small();
@@ -139,7 +139,8 @@ fn nothing_within_a_share_is_given_back() {
         .collect();
     drop(held);
     let registrations = pool.stats().registrations;
-    // All wait for more than their shares, and all of their memory is idle again and again.
+    // Each connection waits for more than its share, and all of their memory becomes idle in each
+    // round.
     for _ in 0..10 {
         let held: Vec<Vec<LandingBuf>> =
             connections.iter_mut().map(|landing| everything(landing, each)).collect();
@@ -153,7 +154,8 @@ fn nothing_within_a_share_is_given_back() {
     assert_eq!(pool.stats().registrations, registrations);
 }
 
-/// There are more connections than smallest shares, all with one in use: each has its turn.
+/// There is one connection more than the budget has smallest shares, and all shares are in use. The
+/// connection without memory gets a chunk when it starves.
 #[test]
 fn one_that_starves_gets_a_chunk_of_a_share() {
     let (pool, _ledger) = small();
@@ -170,7 +172,7 @@ fn one_that_starves_gets_a_chunk_of_a_share() {
         }
         connections[victim].starve();
         assert!(connections[victim].alloc(each, each).unwrap().is_none());
-        // The next one that has something returns it.
+        // The next connection that has a chunk returns it.
         let other = (1..n).map(|at| (victim + at) % n).find(|at| held[*at].is_some()).unwrap();
         assert_eq!(connections[other].enforce_share(), Reclaim::New);
         held[other] = held[other].take().filter(|piece| !piece.is_reclaiming());
@@ -183,8 +185,8 @@ fn one_that_starves_gets_a_chunk_of_a_share() {
     }
 }
 
-/// A chunk has room for several messages, without a rest; a connection that has more gets longer
-/// chunks.
+/// A chunk has room for several messages without a remainder, and a connection with more memory
+/// gets longer chunks.
 #[test]
 fn chunks_hold_several_pieces() {
     let (pool, _) = common::pool(tonic_rdma_memory::PoolConfig::default());
@@ -201,7 +203,7 @@ fn chunks_hold_several_pieces() {
         }
     }
     assert!(lengths.len() <= 8 && lengths.iter().max() >= Some(&3), "{lengths:?}");
-    // Another that comes leaves its share to this one.
+    // A second connection still gets its share.
     let mut other = pool.landing();
     let all = everything(&mut other, each);
     assert!(all.len() >= 14, "{}", all.len());
@@ -223,7 +225,8 @@ fn spare_pieces_are_within_the_share() {
     assert!(one.alloc(each, each).unwrap().is_some(), "what is needed goes beyond");
 }
 
-/// A connection limited by its share is woken when no other waits, even if no memory came free.
+/// A connection limited by its share is woken when no other connection waits any longer, even if no
+/// memory has become free.
 #[test]
 fn a_connection_limited_by_its_share_is_woken() {
     let (pool, _ledger) = small();
@@ -236,7 +239,7 @@ fn a_connection_limited_by_its_share_is_woken() {
     while pool.stats().leased < landing - chunk {
         held.push(hog.alloc(chunk, chunk).unwrap().unwrap());
     }
-    // More than is left, so that it waits.
+    // The request is longer than the free memory, so the connection waits.
     assert!(other.alloc(2 * chunk, 2 * chunk).unwrap().is_none());
     let before = woken.count();
     assert!(hog.alloc(chunk, chunk).unwrap().is_none(), "the last chunk is not for it");

@@ -60,7 +60,7 @@ fn send_memory() {
                     let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
                     let buf = match (i + t) % 4 {
                         0 => pool.try_alloc(len),
-                        // Dropped after its first poll.
+                        // The future is dropped after its first poll.
                         1 => {
                             let mut alloc = pin!(pool.alloc(len));
                             match alloc.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -118,7 +118,7 @@ fn landing_memory() {
     landing_memory_of(pool, &registrar);
 }
 
-/// The same, where the landing thread makes and frees the chunks.
+/// Runs `landing_memory` with a landing thread that makes and frees the chunks.
 #[test]
 fn landing_memory_by_the_landing_thread() {
     let (pool, registrar) = small();

@@ -16,16 +16,17 @@ use tonic_rdma_memory::{
 };
 
 const KIB: usize = 1024;
-/// How long a pool waits for another that returns nothing.
+/// The time for which a pool waits for another pool that returns nothing.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// More than any test leaves below the limit.
+/// A length greater than any test leaves below the limit.
 const WANT: usize = 512 * KIB;
 
-/// The limit applies to the whole process: one test at a time.
+/// Runs one test at a time, because the limit applies to the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-    // A landing thread may still pin what its pool has given up, for a moment.
+    // For a moment, memory that an earlier pool has given up may still be pinned, until its landing
+    // thread has unpinned it.
     wait_until("the threads of earlier pools have ended", || !any_thread_of_a_pool());
     wait_until("all is unpinned", || Memlock::read().unwrap().pinned == 0);
     limit(8 << 20, 8 << 20);
@@ -49,7 +50,7 @@ fn landing(pool: &Pool) -> (Landing, Arc<Woken>) {
     (landing, woken)
 }
 
-/// Allocates, and waits for the landing thread only.
+/// Allocates, and waits only while the landing thread makes or frees chunks.
 fn alloc(landing: &mut Landing, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
     let mut found = Ok(None);
     wait_until("the landing thread is done", || {
@@ -63,18 +64,20 @@ fn take(landing: &mut Landing, want: usize) -> LandingBuf {
     alloc(landing, want).unwrap().unwrap()
 }
 
-/// Returns what is free, and waits until it is unpinned.
+/// Returns the free chunks, and waits until they are unpinned.
 fn trim(landing: &mut Landing, pool: &Pool) {
     let left = pool.stats().leased - landing.trim();
     wait_until("it is returned", || pool.stats().leased == left);
 }
 
-/// Leaves all but what a landing chunk of this pool would need: its connections may need the rest.
+/// Lowers the limit so that no landing chunk of this pool fits. Only the bytes that the pool's
+/// connections may need are left, and 64 KiB.
 fn leave_none(pool: &Pool) {
     leave(pool.config().control + 64 * KIB);
 }
 
-/// Waits at times that are `from` to `to` after `begin`. Whether it waits still.
+/// Reports that the connection waits, at times from `from` to `to` after `begin`. Returns whether
+/// the connection still waits then.
 fn waits(landing: &mut Landing, begin: Instant, from: Duration, to: Duration) -> bool {
     let mut at = from;
     while at <= to {
@@ -112,7 +115,7 @@ fn who_has_none_waits_for_another_pool() {
     }
 }
 
-/// Raises the limit like prlimit(1), of which no pool hears.
+/// Raises the limit like prlimit(1), about which no pool is notified.
 #[test]
 fn a_limit_that_is_raised_is_used_at_once() {
     for slow in [false, true] {
@@ -127,7 +130,7 @@ fn a_limit_that_is_raised_is_used_at_once() {
     }
 }
 
-/// Memory for sending goes back with its pool.
+/// Send memory is returned when its pool is dropped.
 #[test]
 fn send_memory_is_waited_for_too() {
     let _alone = alone();
@@ -162,10 +165,10 @@ fn nobody_waits_for_ever() {
         assert!(waits(&mut twos, begin, MAX_WAIT, MAX_WAIT + almost));
         assert!(!waits(&mut twos, begin, 2 * MAX_WAIT, 2 * MAX_WAIT));
         assert!(two.may_land().is_err());
-        // Others of this pool do not wait again.
+        // The pool's other connections do not wait again.
         let (mut others, _) = landing(&two);
         assert!(alloc(&mut others, WANT).is_err() && alloc(&mut twos, WANT).is_err());
-        // Until something is returned again.
+        // They wait again once memory has been returned.
         held.pop();
         trim(&mut ones, &one);
         leave_none(&two);
@@ -176,7 +179,7 @@ fn nobody_waits_for_ever() {
     }
 }
 
-/// Failed attempts of a pool are nothing that is returned.
+/// A pool's failed attempts do not count as returned memory.
 #[test]
 fn attempts_that_fail_do_not_prolong_the_wait() {
     for slow in [false, true] {
@@ -192,7 +195,7 @@ fn attempts_that_fail_do_not_prolong_the_wait() {
     }
 }
 
-/// The limit has left enough until another pool was faster.
+/// The limit leaves enough memory, but another pool takes it first.
 #[test]
 fn who_is_late_waits() {
     for slow in [false, true] {
@@ -206,7 +209,7 @@ fn who_is_late_waits() {
         let allocs: [Alloc; 3] = [
             |twos| alloc(twos, WANT),
             |twos| twos.alloc_meanwhile(WANT),
-            // At most the smallest share.
+            // This length is at most the smallest share.
             |twos| twos.alloc_spare(16 * KIB),
         ];
         for alloc in allocs {
@@ -217,7 +220,7 @@ fn who_is_late_waits() {
                     !twos.is_making()
                 });
             }
-            // It does not try again and again.
+            // The pool does not try again with each call.
             let tried = registrar.tried.load(SeqCst);
             assert!(alloc(&mut twos).unwrap().is_none());
             assert_eq!(registrar.tried.load(SeqCst), tried);
@@ -242,7 +245,7 @@ fn without_another_pool_there_is_nothing_to_wait_for() {
     let mut twos = two.landing();
     registrar.refuses.store(true, SeqCst);
     assert!(twos.alloc(WANT, WANT).is_err());
-    // What connections have, they may keep.
+    // Control memory does not count, because connections may keep it for ever.
     let _control = one.control(80 * KIB).unwrap();
     assert!(twos.alloc(WANT, WANT).is_err());
     registrar.refuses.store(false, SeqCst);
@@ -250,7 +253,7 @@ fn without_another_pool_there_is_nothing_to_wait_for() {
     assert!(twos.alloc(WANT, WANT).is_err() && two.may_land().is_err());
 }
 
-/// A claim that begins when an attempt has failed is told to those who have more.
+/// A claim that begins after a failed attempt wakes the connections that have more memory.
 #[test]
 fn others_are_woken_for_a_claim_after_a_late_attempt() {
     for slow in [false, true] {
@@ -263,7 +266,7 @@ fn others_are_woken_for_a_claim_after_a_late_attempt() {
         assert!(alloc(&mut twos, WANT).unwrap().is_none());
         assert!(ones.others_claim());
         assert!(woken.count() > before);
-        // They are told of each claim.
+        // Each claim wakes them.
         twos.stop_waiting();
         let before = woken.count();
         assert!(!ones.others_claim());
@@ -273,7 +276,7 @@ fn others_are_woken_for_a_claim_after_a_late_attempt() {
     }
 }
 
-/// Chunks in the queue of the landing thread leave what connections may need.
+/// Chunks in the queue of the landing thread leave the bytes that connections may need.
 #[test]
 fn what_is_queued_counts_under_the_limit() {
     let _alone = alone();
@@ -289,8 +292,8 @@ fn what_is_queued_counts_under_the_limit() {
     one.control(one.config().control).unwrap();
 }
 
-/// Send memory of one pool is registered with the other device only if the limit leaves room for
-/// all that both pools may use.
+/// Send memory of one pool is registered with the other pool's device only if the limit leaves room
+/// for all memory that both pools may use.
 #[test]
 fn memory_of_the_other_pool_fits_beside_both() {
     let _alone = alone();
@@ -314,8 +317,8 @@ fn memory_of_the_other_pool_fits_beside_both() {
     assert!(two.resolve(&bytes).is_some());
 }
 
-/// Application memory leaves room for all that the pool may use, and what it returns is used for
-/// landing.
+/// Application memory leaves room for all memory that the pool may use. Bytes that become free when
+/// it is deregistered are used for landing.
 #[test]
 fn memory_of_the_application_fits_beside_the_pool() {
     let _alone = alone();
@@ -330,7 +333,7 @@ fn memory_of_the_application_fits_beside_the_pool() {
     assert_eq!((len, reserved), (100 * KIB, whole as u64));
     assert!(error.to_string().contains("PoolConfig::total"), "{error}");
 
-    // Whatever the pool uses, it has room.
+    // Memory that the pool uses already does not change the result.
     let (mut landing, woken) = landing(&pool);
     let chunk = take(&mut landing, 64 * KIB);
     pool.register(memory(100 * KIB)).unwrap_err();

@@ -8,8 +8,8 @@
 //! | owned | free | drop of the `SlotRef`, which pushes the handle back |
 //!
 //! A request above the largest size class gets a dedicated arena, which has one slot. While that
-//! slot is free the arena stays registered, until another request fits it, the budget needs its
-//! bytes, or the arena is trimmed.
+//! slot is free, the arena stays registered for the next request of about its length, until the
+//! budget needs its bytes or the arena is trimmed.
 //!
 //! Lendable memory lies only in arenas for one peer ([`Arenas::for_peer`]), because a peer maps
 //! whole arenas. All arenas share the budget and the queue of waiters.
@@ -161,7 +161,7 @@ impl Arenas {
     fn with_page(usage: Use, budget: usize, ledger: Arc<Ledger>, page: usize) -> Self {
         let (slots, arena_bytes) = match usage {
             Use::Control => control_classes(page),
-            // The classes whose slots fit the budget at least twice.
+            // The classes of which at least two slots fit into the budget.
             _ => (
                 CLASSES.into_iter().filter(|slot| *slot <= budget / 2).collect(),
                 (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
@@ -285,8 +285,9 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have grown the class since. While another thread removes an arena,
-        // under this lock, the free list may lack slots that are put back later.
+        // Another thread may have grown the class before this thread got the lock. Or another
+        // thread may have held the lock to remove an arena, and may have put free slots back that
+        // were missing from the free list.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -372,7 +373,7 @@ impl Arenas {
         Ok(self.slot_ref(ArenaSlot { arena, index: 0 }, None))
     }
 
-    /// Takes the shortest idle arena whose length is `wanted`.
+    /// Takes the shortest idle arena for whose length `wanted` returns true.
     fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<ArenaSlot> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = idle.arenas.iter().enumerate().map(|(at, (h, _))| (at, h.arena.region.len()));

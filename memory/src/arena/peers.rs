@@ -23,7 +23,7 @@ impl Arenas {
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
         let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
-        // Skip 0, because ids repeat after 2^32 connections.
+        // The counter wraps after 2^32 connections, and 0 is not a valid id.
         let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });
@@ -57,7 +57,8 @@ impl Arenas {
         common.cloned().into_iter().chain(peers).collect()
     }
 
-    /// Takes `bytes` from the budget, and removes other peers' idle arenas to make room.
+    /// Removes idle arenas from the common arenas and from other peers' arenas until `bytes` can be
+    /// taken from the budget. Returns whether the bytes were taken.
     pub(super) fn take_budget_of_others(&self, bytes: usize, seen: &mut Vec<Arc<Arenas>>) -> bool {
         let others = self.others();
         seen.extend(others.iter().cloned());

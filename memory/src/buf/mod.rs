@@ -320,7 +320,8 @@ impl PinnedBytes {
         self.for_peer.is_none() || self.for_peer == peer
     }
 
-    /// True if the bytes lie in application memory or in memory lent by a peer.
+    /// True if the bytes lie outside the pool: in application memory, in memory lent by a peer, or
+    /// in another pool's send memory.
     pub(crate) fn is_registered(&self) -> bool {
         self.keep_alive.is_some()
     }

@@ -123,9 +123,9 @@ impl Ring {
         transfer
     }
 
-    /// Writes `bytes` at `offset` of a file. May write only the first of these bytes. With O_DIRECT
-    /// the offset, the length, and the address of the bytes must be multiples of the disk's block
-    /// size.
+    /// Writes `bytes` at `offset` of a file. May write fewer bytes, from the first on. With
+    /// O_DIRECT the offset, the length, and the address of the bytes must be multiples of the
+    /// disk's block size.
     pub fn write(&self, file: &Arc<File>, offset: u64, bytes: Bytes) -> Transfer<Bytes> {
         let len = bytes.len().min(MAX_LEN) as u32;
         let fd = Fd(file.as_raw_fd());
@@ -219,7 +219,7 @@ impl RingState {
     /// flight.
     fn run(&self) {
         loop {
-            // SAFETY: no argument is passed. It submits nothing, and so needs no lock.
+            // SAFETY: no argument is passed. The call submits nothing, and so needs no lock.
             let waited = unsafe {
                 self.ring.submitter().enter::<libc::sigset_t>(
                     0,

@@ -87,7 +87,7 @@ struct LeasedRegion {
 }
 
 impl LeasedRegion {
-    /// Asks the landing thread to deregister and unmap the region.
+    /// Deregisters and unmaps the region, on the landing thread if that thread has been started.
     fn free(mut self) {
         let Lease { len, waiter, ledger, .. } = &self.lease;
         let ledger = ledger.clone();
@@ -191,8 +191,8 @@ impl Drop for Chunk {
 }
 
 /// A chunk that is queued to be freed. This value is dropped after the chunk has been unmapped and
-/// before the budget gets its bytes. So a waiter that still counted these bytes is woken when the
-/// budget gets the bytes.
+/// before the budget gets its bytes. So a waiter that still counted these bytes as free is woken
+/// afterwards, when the budget gets them.
 #[derive(Debug)]
 pub(super) struct Freeing {
     len: usize,

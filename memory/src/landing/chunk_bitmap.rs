@@ -93,9 +93,9 @@ impl ChunkBitmap {
         }
     }
 
-    /// Takes granules unless the first of them is taken, and returns whether it took them. Suits a
-    /// bitmap whose first granule of a run any thread may take, if no other thread takes the other
-    /// granules of that run.
+    /// Takes granules unless the first of them is taken, and returns whether it took them. Several
+    /// threads may try to take the same run at the same time, but no thread may take a run that
+    /// overlaps another run in part.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };

@@ -68,7 +68,8 @@ impl Origin {
             return true;
         }
         chunk.uncount(bytes);
-        // Another part of the same piece may have been handed on at the same time.
+        // If only `try_take` failed, another part of the same piece has been handed on at the same
+        // time.
         may
     }
 }

@@ -32,7 +32,7 @@ pub(super) enum AllocKind {
     Meanwhile,
 }
 
-/// The place where the thread leaves the chunk.
+/// The place where the landing thread leaves the chunk or the error.
 type Slot = Mutex<Option<Result<Chunk, RegisterError>>>;
 
 /// A chunk that is queued, made or failed. Dropping this value gives the chunk up.
@@ -90,8 +90,8 @@ impl Making {
 }
 
 /// Makes the chunk if RLIMIT_MEMLOCK still has room for it and for the pool's reserve for
-/// connections. The limit is checked here because chunks ahead in the queue have been pinned since
-/// the lease was taken.
+/// connections. The limit is checked here because chunks ahead of this one in the queue may have
+/// been pinned since the lease was taken.
 fn make(lease: Lease) -> Result<Chunk, RegisterError> {
     let bytes = lease.bytes();
     match lease.ledger.landing_left() {

@@ -35,8 +35,8 @@ use crate::landing::making::{AllocKind, AllocRequest, Failed, Making};
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;
 
-/// The number of retries after another pool of the process has pinned the bytes that the limit had
-/// left.
+/// The maximum number of retries after another pool of the process has pinned the bytes that the
+/// limit had left.
 const MAX_RETRIES: usize = 3;
 /// Maximum bytes of a chunk, unless a single piece is longer.
 const MAX_CHUNK: usize = 4 << 20;

@@ -1,7 +1,7 @@
 //! The pools of this process that pin memory and so share RLIMIT_MEMLOCK.
 //!
 //! A pool that has no room under the limit waits while other pools hold landing or send memory that
-//! they will return. The pool is woken when any of these deregisters memory.
+//! they will return. The pool is woken when any pool of the process deregisters memory.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicUsize, fence};

@@ -159,7 +159,7 @@ impl Drop for GrantRegistration {
     }
 }
 
-/// The place where the thread leaves the grant.
+/// The place where the landing thread leaves the grant or the error.
 type Slot = Mutex<Option<Result<NamedGrant, RegionError>>>;
 
 /// A part of a named buffer that is being registered. Dropping this value gives up the
@@ -176,7 +176,7 @@ impl NamedRegistration {
 }
 
 impl NamedLease {
-    /// Whether a grant needs no new registration.
+    /// Whether the buffer keeps a registration by this pool, so that a grant needs no new one.
     fn keeps_registration_of(&self, ledger: &Arc<Ledger>) -> bool {
         self.0.0.state().kept.as_ref().is_some_and(|kept| kept.is_of(ledger))
     }

@@ -168,8 +168,9 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner. This function succeeds only once, and only when no registration is kept.
-    /// If a registration is kept, this function ends the registration.
+    /// Returns the owner. This function succeeds only once. If the buffer keeps a registration,
+    /// this function closes the buffer and ends the registration first. If a dedicated thread ends
+    /// it, this call returns [`InUse::Claimed`], and a call after the end succeeds.
     ///
     /// Returns [`InUse`] if the buffer is in use. The owner then stays in the buffer.
     ///

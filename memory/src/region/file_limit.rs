@@ -21,7 +21,7 @@ struct TooLong {
     limit: u64,
 }
 
-/// The maximum length of a file that this process makes, or `None` without a limit.
+/// The maximum length of a file that this process may make, or `None` without a limit.
 pub(crate) fn longest_file() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: limit is a valid rlimit for getrlimit to fill. A failure leaves it unlimited, and the
@@ -31,7 +31,7 @@ pub(crate) fn longest_file() -> Option<usize> {
     is_limited.then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
 }
 
-/// Checks that this process may have a file of `len` bytes.
+/// Checks that this process may make a file of `len` bytes.
 ///
 /// # Errors
 /// `FileTooLarge`, with the limit and its cure.
@@ -66,7 +66,8 @@ pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<
 
 /// Repeats `call` until no signal interrupts it. `call` returns -1 and sets errno if it fails.
 ///
-/// # Errors The errors of `call` except EINTR.
+/// # Errors
+/// The errors of `call` except EINTR.
 pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
         if call() >= 0 {

@@ -186,7 +186,7 @@ impl AsRef<[u8]> for LendableMemory {
     }
 }
 
-/// The owner of bytes.
+/// The owner of the `Bytes` over a [`LendableMemory`].
 struct LendableOwner(Arc<LendableMemory>);
 
 impl AsRef<[u8]> for LendableOwner {

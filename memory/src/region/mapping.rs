@@ -27,8 +27,9 @@ const MIN_PAGE: usize = 4096;
 pub(crate) enum MapPlace {
     /// At an address that the kernel chooses, usually next to other mappings.
     Any,
-    /// At an address that the kernel chooses, aligned to a huge page. Kernels before 6.7 align
-    /// mappings only to ordinary pages, so a mapping of 2 MiB never becomes a huge page there.
+    /// At an address that the kernel chooses, aligned to a huge page. With [`Any`](Self::Any), a
+    /// mapping of 2 MiB becomes a huge page only by chance on kernels before 6.7, which align
+    /// mappings to ordinary pages.
     HugePage,
     /// At an address that peers cannot guess.
     Random,

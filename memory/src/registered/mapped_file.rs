@@ -39,7 +39,7 @@ static TABLE: AtomicPtr<MappedRange> = AtomicPtr::new(null_mut());
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// The number of guarded ranges that have been found truncated and still exist.
 static TRUNCATED: AtomicUsize = AtomicUsize::new(0);
-/// The signal action that was installed before this one.
+/// The action for SIGBUS that was installed before this module's handler.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 /// The page size, for the handler.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -110,7 +110,8 @@ impl MappedRange {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// The range, or `None` while the range changes. No code reads from the range at that time.
+    /// The guarded range. `None` if the entry is free, and while the range changes. No code reads
+    /// from the range while it changes.
     fn range(&self) -> Option<(usize, usize)> {
         let version = self.version.load(SeqCst);
         let range = (self.start.load(SeqCst), self.end.load(SeqCst));

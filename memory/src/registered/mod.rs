@@ -80,7 +80,8 @@ impl PoolRegistration {
         unsafe { Self::of_range(ledger, range, Some(memory), counted, file, None) }
     }
 
-    /// Registers a range. The limit must also leave room for all memory of the pool of `other`.
+    /// Registers a range. RLIMIT_MEMLOCK must also leave room for all memory of the pool whose
+    /// ledger is `other`.
     ///
     /// # Safety
     /// The range is readable until the last clone of the registration has been dropped. `memory`
@@ -147,8 +148,8 @@ impl PoolRegistration {
 /// regions count on the same room.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Registers memory if the limit still leaves room for all memory of this pool, and for all memory
-/// of the pool of `other`.
+/// Registers memory if RLIMIT_MEMLOCK then still leaves room for all memory of this pool, and of
+/// the pool whose ledger is `other`.
 pub(crate) fn pin(
     ledger: &Ledger,
     memory: NonNull<[u8]>,

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use super::PoolRegistration;
 use crate::ledger::Ledger;
 
-/// Time between two attempts to register an arena, so that a message is not slowed by an attempt
-/// that fails again.
+/// Minimum time between two attempts to register an arena, so that attempts that fail again do not
+/// slow each message.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The other pools whose send memory a pool registers with its device.
@@ -37,7 +37,7 @@ impl OtherPools {
         }
     }
 
-    /// The registrations of the arena that the bytes lie in, and the accounting of its pool.
+    /// The registrations of the arena that the bytes lie in, and the ledger of its pool.
     fn find(&self, bytes: &Bytes) -> Option<(Arc<FurtherRegistrations>, Arc<Ledger>)> {
         let others = self.0.read().unwrap_or_else(PoisonError::into_inner);
         others.iter().filter_map(Weak::upgrade).find_map(|other| {
@@ -117,8 +117,7 @@ impl FurtherRegistrations {
         }
     }
 
-    /// Registers the arena with the device of `ledger`. `other` is the accounting of the arena's
-    /// pool.
+    /// Registers the arena with the device of `ledger`. `other` is the ledger of the arena's pool.
     fn register(&self, ledger: &Arc<Ledger>, other: &Ledger) -> bool {
         let range = NonNull::slice_from_raw_parts(self.addr, self.len);
         // SAFETY: the arena owns this value and drops it before its memory. A work request that

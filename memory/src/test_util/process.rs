@@ -20,8 +20,8 @@ pub struct Child(libc::pid_t);
 /// # Errors
 /// The errors of fork(2).
 pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
-    // SAFETY: the child runs a test, which is there to show that what it calls takes no lock that
-    // another thread of the parent holds, and ends without destructors (R23).
+    // SAFETY: the child runs a test, whose purpose is to show that the called code takes no lock
+    // that another thread of the parent holds. The child ends without destructors (R23).
     let child = unsafe { libc::fork() };
     if child == 0 {
         let failed = catch_unwind(AssertUnwindSafe(run)).inspect_err(|panic| {

@@ -35,14 +35,15 @@ struct Records {
     next: u32,
 }
 
-/// Records registrations. Panics if an invariant is broken, and checks at the end of each
-/// registration that its memory is still mapped.
+/// Records registrations, and counts broken invariants: registrations that overlap, and memory that
+/// is not mapped at the beginning or at the end of its registration.
 #[derive(Debug, Default)]
 pub(crate) struct RecordingRegistrar {
     records: Mutex<Records>,
     fails: AtomicBool,
     slow: AtomicBool,
-    /// The number of broken invariants found in Drop, where a panic would hide the cause.
+    /// The number of broken invariants. They are counted, because a panic in Drop would hide the
+    /// cause.
     violations: AtomicUsize,
 }
 
@@ -56,7 +57,7 @@ impl RecordingRegistrar {
         self.fails.store(fails, SeqCst);
     }
 
-    /// From now on landing memory is made and freed by the landing thread.
+    /// Makes the registrar slow, so that the landing thread makes and frees landing memory.
     pub(crate) fn slow(&self) {
         self.slow.store(true, SeqCst);
     }
@@ -94,7 +95,7 @@ impl RecordingRegistrar {
         })
     }
 
-    /// The local address to which the device translates an address with the key.
+    /// The local address to which the device translates the address `iova` under this key.
     pub(crate) fn place(&self, key: u32, iova: u64) -> *mut u8 {
         let entry = self.entry(key).expect("the key works");
         std::ptr::with_exposed_provenance_mut(
@@ -217,7 +218,8 @@ unsafe impl Registrar for Keeper {
 pub(crate) fn pool(config: PoolConfig) -> (Pool, Arc<RecordingRegistrar>) {
     let registrar = Arc::new(RecordingRegistrar::default());
     let pool = Pool::new(config, Arc::new(Keeper(registrar.clone()))).unwrap();
-    // The system's limit is the total of the pool: all parts together must fit at every moment.
+    // The limit on registered bytes is the pool's total, so all parts together must fit at every
+    // moment.
     registrar.limit(pool.config().total);
     (pool, registrar)
 }

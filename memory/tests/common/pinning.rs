@@ -10,20 +10,20 @@ use tonic_rdma_memory::{
     Access, HeapRegistrar, Memlock, Memory, RegisterError, Registrar, Registration,
 };
 
-/// A registrar that pins memory and applies the limit to every process, as Soft-iWARP does. By
-/// system calls, because the sanitizers make the functions of libc do nothing.
+/// A registrar that pins memory and applies the limit to every process, as Soft-iWARP does. It pins
+/// with direct system calls, because the sanitizers make libc's functions do nothing.
 #[derive(Default)]
 pub(crate) struct Pinning {
     heap: HeapRegistrar,
     slow: bool,
     /// Attempts to register landing memory.
     pub(crate) tried: AtomicUsize,
-    /// Refuses landing memory, whatever the limit.
+    /// Whether landing memory is refused, regardless of the limit.
     pub(crate) refuses: AtomicBool,
-    /// Refuses the next landing memory, and lowers the limit to what is pinned: as if another pool
-    /// had been faster.
+    /// Refuses the next landing memory and lowers the limit to the bytes that are pinned now, as if
+    /// another pool had been faster.
     pub(crate) is_late: AtomicBool,
-    /// Held while landing memory is to wait.
+    /// Registrations of landing memory wait while a test holds this lock.
     pub(crate) gate: Mutex<()>,
 }
 
@@ -34,7 +34,7 @@ impl Pinning {
 }
 
 struct Pinned {
-    /// Dropped after the memory has been unpinned.
+    /// This field is dropped after the memory has been unpinned.
     registration: Box<dyn Registration>,
     addr: usize,
     len: usize,
@@ -103,13 +103,13 @@ pub(crate) fn limit(soft: u64, hard: u64) {
     assert_eq!(result, 0, "needs a hard limit of 8 MiB or more");
 }
 
-/// Sets the soft limit to what is pinned now and this many bytes more.
+/// Sets the soft limit so that `bytes` more bytes can be pinned.
 pub(crate) fn leave(bytes: usize) {
     let limits = Memlock::read().unwrap();
     limit(limits.pinned + bytes as u64, limits.hard.unwrap());
 }
 
-/// Waits for what the landing thread does, if the pool has one.
+/// Waits until `holds` returns true, for example after a job of the landing thread.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
