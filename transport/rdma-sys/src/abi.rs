@@ -105,7 +105,7 @@ fn layouts() -> Vec<String> {
         complete struct rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey, }
         complete struct rdma_cm_event { id, listen_id, event, status, param.conn, param.ud, }
     }
-    // The struct grows at its beginning.
+    // `verbs_context` grows at its beginning, so the distances to its last field are compared.
     let context = offset_of!(verbs_context, context);
     for (field, offset) in [
         ("query_port", offset_of!(verbs_context, query_port)),

@@ -65,8 +65,8 @@ impl<T> Failure for *const T {
     }
 }
 
-/// Replaces a function that the libraries lack. This function reports failure in the same way as
-/// the libraries' functions.
+/// Replaces a function that a library lacks, or that is called before the libraries are loaded.
+/// This function reports failure in the same way as the libraries' functions.
 #[cold]
 fn absent<T: Failure>() -> T {
     // SAFETY: the C library's errno belongs to this thread.
@@ -236,7 +236,7 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_device(
                 context: *mut ibv_context, device_attr: *mut ibv_device_attr
             ) -> c_int;
-            /// Writes those attributes of a port that the first versions had.
+            /// Writes the attributes of a port that the first versions of libibverbs had.
             #[allow(unreachable_pub, reason = "the inline function of this name calls it")]
             "IBVERBS_1.1" fn ibv_query_port(
                 context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr
@@ -300,18 +300,19 @@ functions! {
             "IBVERBS_1.1" fn ibv_fork_init() -> c_int;
         }
         optional {
-            /// Registers memory at an address of the caller's choice, since version 25. Without
-            /// this function, memory can be registered only at its own address.
+            /// Registers memory at an address that the caller chooses. Available since version 25.
+            /// Without this function, memory can be registered only at its own address.
             "IBVERBS_1.7" fn ibv_reg_mr_iova(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int
             ) -> *mut ibv_mr;
-            /// Registers memory with optional rights, such as relaxed ordering, since version 28.
-            /// Without this function, no right is optional, and relaxed ordering is not available.
+            /// Registers memory with optional rights, such as relaxed ordering. Available since
+            /// version 28. Without this function, no right is optional, and relaxed ordering is not
+            /// available.
             "IBVERBS_1.8" fn ibv_reg_mr_iova2(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint
             ) -> *mut ibv_mr;
-            /// Registers memory of another device, given by the descriptor of its dma-buf, since
-            /// version 34. Without this function, such memory cannot be registered.
+            /// Registers memory of another device, given by the descriptor of its dma-buf.
+            /// Available since version 34. Without this function, such memory cannot be registered.
             "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(
                 pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int
             ) -> *mut ibv_mr;

@@ -90,7 +90,7 @@ fn a_port_is_asked_by_the_way_that_the_context_has() {
     let mut query = |outer: &mut verbs_context| {
         attr.lid = 9;
         let outer = &raw mut *outer;
-        // SAFETY: the context lies in the struct that its `abi_compat` speaks of, or has none.
+        // SAFETY: the context lies in a `verbs_context` if its `abi_compat` says so.
         let failed = unsafe { ibv_query_port(&raw mut (*outer).context, 1, &mut attr) };
         (failed, attr.lid)
     };

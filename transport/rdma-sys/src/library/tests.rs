@@ -1,4 +1,5 @@
-//! The loader with libraries that are made up: a C compiler makes them, as Rust's linker needs one.
+//! Tests the loader with made-up libraries. A C compiler builds them. It is always installed,
+//! because Rust needs it for linking.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -25,7 +26,8 @@ fn compile(directory: &Path, name: &str, source: &str, arguments: &[&str]) -> Pa
     library
 }
 
-/// Functions of the library that do nothing, without those that are left out.
+/// Returns C source that defines the library's functions as empty, except the functions that are
+/// left out.
 fn source(library: &str, left_out: impl Fn(&str, bool) -> bool) -> String {
     let mut source = String::new();
     for function in DECLARED.iter().filter(|function| function.library == library) {
@@ -131,7 +133,7 @@ fn the_words_of_the_dynamic_linker_are_passed_on() {
         fs::write(named(name), elf).unwrap();
         named(name)
     };
-    // The processor, and the width of its words.
+    // In an ELF file, byte 18 is the processor, and byte 4 is the width of its words.
     says(&patched("other", 18, &[22, 0]), "/other is for S/390)");
     says(&patched("unknown", 18, &[0x34, 0x12]), "is for the processor that ELF numbers 4660)");
     says(
