@@ -1,4 +1,4 @@
-//! Decides with which processes on this host memory may be shared.
+//! Decides which processes on this host may share memory with this process.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -150,8 +150,8 @@ impl ControlBlock {
     }
 
     /// Leases the SEND slots of a busy connection, if the pool can spare the memory, and returns
-    /// their number if it has changed. Work in flight uses the SEND slots in the block, whose
-    /// memory stays.
+    /// their number if it has changed. Work in flight may still use the SEND slots in the block, so
+    /// the memory of those slots stays.
     pub(crate) fn lease_sends(&mut self, pool: &Pool) -> Option<u32> {
         let (few, many) = self.sends;
         if self.busy_sends.is_some() || few == many {
@@ -188,7 +188,7 @@ impl ControlBlock {
         if slot < self.ring { self.ring_size } else { self.slot_size }
     }
 
-    /// Leases memory for the extra RECV slots, or stops removing extra slots that have memory.
+    /// Leases memory for the extra RECV slots. If they already have memory, stops removing them.
     /// Returns the slots with memory, so that the caller can revive the absent slots among them. If
     /// the pool cannot spare memory for all extra slots, leases memory for a quarter of them, or
     /// for as many as the ring has if that is more. If the pool has too little memory even for that
@@ -347,8 +347,8 @@ impl ControlBlock {
         }
     }
 
-    /// Records that a slot is given to the device. Returns false if the device already has the
-    /// slot, or if the slot does not exist.
+    /// Records that a slot is given to the device. Returns false if the slot is not held, for
+    /// example because the device already has the slot.
     #[inline]
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {

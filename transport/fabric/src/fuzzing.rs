@@ -153,7 +153,7 @@ pub fn socket(data: &[u8]) {
         let (bytes, rest) = input.0.split_at(usize::from(len).min(input.0.len()));
         input.0 = rest;
         let Some(message) = Message::decode(bytes) else { continue };
-        // A text may differ, because it is read leniently and truncated.
+        // The text of a refusal may differ, because it is decoded leniently and truncated.
         if !matches!(message, Message::Refused { .. }) {
             assert_eq!(message.encode(), bytes, "{message:?}");
         }

@@ -45,11 +45,11 @@
 //! work. Breaking this rule sends wrong bytes, but is not undefined behaviour.
 //!
 //! The number of RECVs changes with the load: [`Link::grow`] leases memory for extra RECVs and
-//! posts these RECVs, and [`Link::shrink`] removes the extra RECVs. The slots of the block may be
-//! shorter than other slots ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so
-//! that a connection at rest has little memory. The short RECVs are then left out while extra RECVs
-//! are posted. [`Link::grow_sends`] leases separate memory for the SEND slots of a busy connection,
-//! and [`Link::shrink_sends`] returns that memory.
+//! posts these RECVs, and [`Link::shrink`] removes the extra RECVs. The slots in the block may be
+//! shorter than the slots that are leased later ([`LinkConfig::rest_recv_size`],
+//! [`LinkConfig::rest_send_size`]), so that a connection at rest has little memory. The short RECVs
+//! are then left out while extra RECVs are posted. [`Link::grow_sends`] leases separate memory for
+//! the SEND slots of a busy connection, and [`Link::shrink_sends`] returns that memory.
 //!
 //! # Order
 //!

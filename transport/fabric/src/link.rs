@@ -40,8 +40,8 @@ pub struct Caps {
     /// Such a link needs no [probes](Link::probe).
     pub tells_end: bool,
     /// The maximum time for which a [probe](Link::probe) may stay unanswered. A device that detects
-    /// missing acknowledgements ends the link earlier. This time limit then covers a device that
-    /// has failed.
+    /// missing acknowledgements ends the link earlier, so for such a device this limit matters only
+    /// if the device itself has failed.
     pub probe_limit: Duration,
 }
 
@@ -206,8 +206,8 @@ pub trait Link: Send + 'static {
     ///
     /// With `signal`, the completion of this request is reported. Otherwise the link chooses which
     /// completions it reports, so that
-    /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a
-    ///   power of two, one is reported,
+    /// - one of every n consecutive requests is reported, where n is `min(send_queue / 4,
+    ///   send_slots / 2, 16)` rounded down to a power of two,
     /// - the last request of a batch is reported if the batch, or unreported work before it, holds
     ///   memory outside the SEND slots (pool memory or staging). So an idle connection keeps no
     ///   payload.

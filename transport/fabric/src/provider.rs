@@ -309,8 +309,9 @@ impl Fabric {
         }
     }
 
-    /// Makes a watch also report that an RDMA device was removed and that the kernel waits until
-    /// this process drops the device. Does nothing for other fabrics.
+    /// Makes `watch` also report events of this RDMA device: changes of its ports, its failure, and
+    /// its removal, for which the kernel waits until this process drops the device. Does nothing
+    /// for other fabrics.
     ///
     /// # Errors
     /// The system refuses to watch the device.
@@ -468,7 +469,7 @@ pub enum Listener {
     /// A listener for processes on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmListener),
-    /// In process.
+    /// A listener of the in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimListener),
     /// Has no value.
@@ -514,7 +515,7 @@ pub enum Incoming {
     /// A request from a process on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmIncoming),
-    /// In process.
+    /// A request over the in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimIncoming),
     /// Has no value.
@@ -619,7 +620,7 @@ pub enum AnyLink {
     /// A link with a process on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmLink),
-    /// In process.
+    /// A link of the in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimLink),
     /// A link without another end, where all work completes at once.

@@ -60,8 +60,8 @@ impl SendQueue {
     #[inline]
     pub(crate) fn new(depth: usize, send_slots: u32) -> SendQueue {
         let signal_interval = (depth / 4).min(send_slots as usize / 2).clamp(1, 16);
-        // A power of two divides the usual depths, so that the last request of a full queue is
-        // signalled.
+        // If the depth is a power of two, the interval divides it, so the last request of a full
+        // queue is signalled.
         let signal_interval = 1 << signal_interval.ilog2();
         SendQueue {
             depth,

@@ -25,7 +25,7 @@ impl RejectReason {
     /// The peer's program rejected the request.
     pub const CONSUMER: RejectReason = RejectReason(28);
 
-    /// Accepts any number, even a number that the specification does not define.
+    /// Creates a reason from any number, even from a number that the specification does not define.
     pub fn new(number: i32) -> RejectReason {
         RejectReason(number)
     }

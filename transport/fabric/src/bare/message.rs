@@ -12,7 +12,7 @@ use tonic_rdma_memory::{PoolError, RegisterError};
 
 use crate::error::LinkError;
 
-/// Bytes.
+/// Maximum length of a message in bytes.
 const MAX_LEN: usize = 512;
 /// Maximum number of places of one end.
 pub(super) const MAX_PLACES: usize = 16;
@@ -23,7 +23,7 @@ const PLACE_LEN: usize = 16;
 pub(super) struct BarePlace {
     pub(super) addr: u64,
     pub(super) rkey: u32,
-    /// Bytes.
+    /// The length in bytes.
     pub(super) len: u32,
 }
 
@@ -148,17 +148,17 @@ pub enum BareError {
     /// The peer wanted more bytes than this end writes on request.
     #[error("the peer wants {wanted} bytes written, at most {limit} are")]
     TooMuch {
-        /// Bytes.
+        /// The number of bytes that the peer wants.
         wanted: u64,
-        /// Bytes.
+        /// The maximum number of bytes.
         limit: u64,
     },
     /// The peer wanted more WRITEs than this end does on one request.
     #[error("the peer wants {wanted} WRITEs, at most {limit} are done at a request")]
     TooMany {
-        /// Number of WRITEs.
+        /// The number of WRITEs that the peer wants.
         wanted: u32,
-        /// Number of WRITEs.
+        /// The maximum number of WRITEs.
         limit: u64,
     },
     /// The peer sent an invalid message, or a message that was not expected at this point.

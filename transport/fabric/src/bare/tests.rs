@@ -13,10 +13,10 @@ use crate::bare::end::SLOTS;
 use crate::provider::Fabric;
 use crate::sim::{InstantCounts, InstantLink, InstantPeer, SimConfig, SimNet};
 
-/// The operations of a turn, at most: tokio's budget, and what one step does (a poll fills all
-/// RECVs).
+/// The maximum number of operations in a turn: tokio's budget, and the operations of one step,
+/// because one poll can fill all RECVs.
 const MAX_TURN: u64 = 128 + SLOTS as u64 + 8;
-/// Turns that are observed.
+/// The number of turns that are observed.
 const TURNS: usize = 100;
 
 fn pool() -> Pool {
@@ -50,7 +50,8 @@ fn places() -> Vec<u8> {
     out
 }
 
-/// The operations of each of the first turns of a future that never ends.
+/// Returns the number of operations in each of the first [`TURNS`] turns of a future that never
+/// ends.
 async fn turns(endless: impl Future, counts: &InstantCounts) -> Vec<u64> {
     let mut endless = pin!(endless);
     let (mut turns, mut before) = (Vec::new(), 0);
@@ -65,10 +66,10 @@ async fn turns(endless: impl Future, counts: &InstantCounts) -> Vec<u64> {
     turns
 }
 
-/// The server leaves the loop that a peer keeps busy, and goes on with it.
+/// Checks that the server yields in a loop that a peer keeps busy, and then continues.
 async fn leaves(first: Vec<Vec<u8>>, then: Vec<u8>) {
     let (link, counts) = peer(first, then);
-    // A request is refused by its WRITEs, and the loop leaves whatever the limit is.
+    // The usual limit on WRITEs would refuse the request, but the loop must yield with any limit.
     let limits = BareLimits { requested_writes: u64::MAX, ..BareLimits::default() };
     let turns = turns(serve(link, pool(), limits), &counts).await;
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
@@ -100,13 +101,13 @@ async fn echoes_leave_the_turn() {
 async fn copied_bytes_are_charged() {
     let (link, counts) = peer(vec![places()], writes(1 << 20, 1 << 10, 8));
     let turns = turns(serve(link, pool(), BareLimits::default()), &counts).await;
-    // One look at the link fills all RECVs.
+    // One call of `look` can fill all RECVs.
     let looks = 2 * SLOTS as u64;
     let total = turns.iter().sum::<u64>() - looks;
     assert!((TURNS as u64 * 4..=TURNS as u64 * (128 / 16)).contains(&total), "{turns:?}");
 }
 
-/// The measuring end, whose peer answers before it is asked.
+/// Checks the measuring end, with a peer that answers before it gets a request.
 #[tokio::test]
 async fn a_measurement_leaves_the_turn() {
     let mut echo = Vec::new();

@@ -7,7 +7,7 @@ use crate::busy_poll::*;
 #[derive(Debug, Clone)]
 struct Fake {
     now: Rc<Cell<Instant>>,
-    /// Time of unsuccessful polls, of all ends.
+    /// The time that unsuccessful polls have taken.
     vain: Rc<Cell<Duration>>,
     allowed_poll: bool,
     /// The budget of the process, and when it began.
@@ -55,7 +55,7 @@ impl BusyPoll<Fake> {
         self.machine.now()
     }
 
-    /// Waits until then; whether it sleeps at last.
+    /// Waits until `until`. Returns whether this end sleeps in the end.
     fn waits(&mut self, until: Instant) -> bool {
         loop {
             let left = until.saturating_duration_since(self.machine.now());
@@ -82,12 +82,13 @@ struct Pair {
     told: bool,
     /// A linear congruential generator (Numerical Recipes).
     state: u32,
-    /// Each wake-up takes a part of this, in eighths, more or less than is known.
+    /// The maximum deviation of a wake-up from the known cost, in eighths of that cost.
     noise: u32,
     cost: Duration,
     /// The processor time that waiting has cost, in sleeps and in polls.
     spent: Duration,
-    /// The least possible cost, if each wait is as long as the peer works.
+    /// The least possible cost: for each wait, the shorter of the peer's work and the price of a
+    /// sleep.
     best: Duration,
     sleeps: usize,
 }
@@ -114,7 +115,7 @@ impl Pair {
         self.cost * eighths / 8
     }
 
-    /// One end works for so long and sends; the other waits for that.
+    /// Lets one end work for `work` and then send, while the other end waits for the message.
     fn turn(&mut self, from: usize, work: Duration) {
         let wake_up = self.wake_up();
         let [client, server] = &mut self.ends;
@@ -130,8 +131,8 @@ impl Pair {
         self.sleeps += usize::from(slept);
     }
 
-    /// Calls one after the other, with work for each end. Gives how often an end slept in the last
-    /// 100.
+    /// Makes calls one after the other, with the given work at each end. Returns the number of
+    /// sleeps in the last 100 calls.
     fn calls(&mut self, calls: usize, client: Duration, server: Duration) -> usize {
         let mut before = self.sleeps;
         for call in 0..calls {
@@ -153,7 +154,8 @@ fn costs() -> [Duration; 4] {
     [1, 10, 100, 1000].map(Duration::from_micros)
 }
 
-/// In whatever mode both begin, and whatever a wake-up costs: when polling pays, both poll.
+/// Where polling pays, both ends come to poll, regardless of the states in which they begin and of
+/// the cost of a wake-up.
 #[test]
 fn both_come_to_poll() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -171,7 +173,7 @@ fn both_come_to_poll() {
     }
 }
 
-/// No wake-up takes as long as the one before.
+/// Both ends also come to poll if the times of wake-ups vary.
 #[test]
 fn both_come_to_poll_where_wake_ups_differ() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -184,7 +186,8 @@ fn both_come_to_poll_where_wake_ups_differ() {
     }
 }
 
-/// A phase of pauses does not outlast the pauses, wherever each end is in it.
+/// After a phase of long waits, both ends poll again, regardless of the state in which that phase
+/// leaves each end.
 #[test]
 fn what_was_given_up_comes_back() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -203,7 +206,8 @@ fn what_was_given_up_comes_back() {
     }
 }
 
-/// A client gives a grant back after each answer, and the server waits for its next request.
+/// After each answer the client sends a grant, which does not change the server's wait for the next
+/// request.
 #[test]
 fn a_grant_leaves_a_wait_as_it_was() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -214,7 +218,7 @@ fn a_grant_leaves_a_wait_as_it_was() {
                 before = pair.sleeps;
             }
             pair.turn(0, work);
-            // The link is polled while the handler works, and so at the client.
+            // Each link is also polled while its end works.
             let _ = pair.ends[1].on_empty(true, || false);
             pair.turn(1, work);
             let _ = pair.ends[0].on_empty(true, || false);
@@ -233,7 +237,7 @@ fn where_a_wake_up_costs_nothing_none_polls() {
     assert_eq!(pair.vain(), Duration::ZERO);
 }
 
-/// Work that takes longer than the price of a sleep is slept for.
+/// An end sleeps at once if the peer's work takes longer than the price of a sleep.
 #[test]
 fn what_takes_longer_than_a_sleep_costs_is_slept_for() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -247,23 +251,26 @@ fn what_takes_longer_than_a_sleep_costs_is_slept_for() {
     }
 }
 
-/// A client that thinks does not keep either end from polling for what comes soon.
+/// A client that pauses before each request makes the server sleep, but still polls for the
+/// answers, which come soon.
 #[test]
 fn each_end_learns_its_own_waits() {
     for told in [true, false] {
         let cost = Duration::from_micros(100);
         let mut pair = Pair::new(cost, told);
         pair.calls(20, cost * 50, cost / 10);
-        // The server sleeps for each request, the client for no answer.
+        // The server sleeps before each request, and the client before no answer.
         assert_eq!(pair.calls(100, cost * 50, cost / 10), 100, "told {told}");
     }
 }
 
-/// Whatever comes when, waiting costs about twice what it would at best, at most: polls for a peer
-/// that has to be woken are longer than a wake-up, and habits are learnt.
+/// For any pattern of messages, waiting costs at most a little more than twice the best possible
+/// cost. The excess comes from longer polls for peers that have to be woken, and from estimates
+/// that take time to adapt.
 #[test]
 fn no_pattern_costs_much_more_than_twice_the_best() {
-    // Where a wake-up takes a microsecond, none polls: it would not be worth the clock.
+    // If a wake-up takes a microsecond, no end polls, because reading the clock would cost too
+    // much.
     for cost in costs().into_iter().skip(1) {
         for seed in 0..60 {
             let mut pair = Pair::new(cost, true);
@@ -284,7 +291,7 @@ fn no_pattern_costs_much_more_than_twice_the_best() {
     }
 }
 
-/// A sender that nobody answers polls once.
+/// A sender that gets no answers soon stops polling.
 #[test]
 fn one_that_only_sends_does_not_poll() {
     for woken in [Some(false), Some(true), None] {
@@ -311,7 +318,7 @@ fn time_to_think_is_not_polled_away() {
     let cost = Duration::from_micros(100);
     let mut server = end(cost);
     for call in 0..200 {
-        // It works, on another thread.
+        // The handler works on another thread.
         let done = server.machine.now() + cost * PRICE * 10;
         server.waits(done);
         server.machine.now.set(done);
@@ -323,7 +330,7 @@ fn time_to_think_is_not_polled_away() {
     assert!(server.machine.vain.get() <= bound, "{:?}", server.machine.vain.get());
 }
 
-/// Messages that come by themselves, one after another.
+/// An end comes to poll for messages that come one after another without requests.
 #[test]
 fn a_stream_is_polled_for() {
     let cost = Duration::from_micros(100);
@@ -357,8 +364,7 @@ fn one_that_is_told_not_to_never_polls() {
     }
 }
 
-/// No other end begins to poll once the share is used up, and one whose polls find something
-/// continues.
+/// Once the budget is used up, only an end whose last poll was successful begins a poll.
 #[test]
 fn where_the_share_is_used_up_no_other_begins() {
     let mut end = end(Duration::from_micros(100));
@@ -378,8 +384,8 @@ fn where_the_share_is_used_up_no_other_begins() {
     assert_eq!(end.on_empty(true, || true), PollStep::Sleep);
 }
 
-/// Peers that answer at once, then late, in turn, so that polling seems to pay: of all ends of a
-/// process together their unsuccessful polls keep to its budget.
+/// The peers answer at once and late in turn, so that polling seems to pay. The unsuccessful polls
+/// of all ends of the process together still keep to the budget.
 #[test]
 fn peers_that_play_with_this_process_take_no_more_than_the_share() {
     for count in [1, 64] {
@@ -402,13 +408,14 @@ fn peers_that_play_with_this_process_take_no_more_than_the_share() {
         let vain: Duration = ends.iter().map(|end| end.machine.vain.get()).sum();
         let all = ends.iter().map(|end| end.machine.now() - begun).max().unwrap();
         assert!(vain > all / 10, "they try: {vain:?} of {all:?}");
-        // Each of them may have begun one poll more.
+        // Each end may have begun one more poll.
         let bound = all / DIVISOR + BURST + cost * PRICE * 2 * count;
         assert!(vain <= bound, "{count} ends: {vain:?} of {all:?}, {bound:?} at most");
     }
 }
 
-/// Other tasks had the processor for long while it polled.
+/// An end is charged only for the length of its poll, even if other tasks had the processor for
+/// much longer.
 #[test]
 fn no_more_than_the_poll_is_charged() {
     let cost = Duration::from_micros(100);
@@ -418,7 +425,7 @@ fn no_more_than_the_poll_is_charged() {
     end.pass(Duration::from_secs(1));
     assert_eq!(end.on_empty(true, || false), PollStep::Sleep);
     assert_eq!(end.machine.vain.get(), cost * PRICE);
-    // Nor where a handler had it for long before it answered.
+    // The same holds if a handler had the processor for long before it answered.
     end.received();
     assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     end.pass(Duration::from_secs(1));

@@ -99,7 +99,8 @@ pub struct ShmLink {
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
     waiting: Waiting,
-    /// Number of polls since the socket was last read.
+    /// Number of polls that found messages in the ring since the socket was last read between such
+    /// polls.
     busy_polls: u32,
     stats: ShmStats,
     /// The reason why the link ends. The link reports this reason once all earlier messages are

@@ -6,12 +6,11 @@
 //! | admitted | ACCEPT: the file of both rings, and whether this end accepts a wake-up channel | |
 //! | let in | READY: the nonce of ACCEPT, and perhaps eventfds and page of a channel; a thread that may block takes the descriptors | yes |
 //!
-//! A client that has sent READY uses the connection at once: this end has made the rings, and does
-//! without a channel whose files it cannot take. This end opens no file of a client before the
-//! client's ticket is checked. Descriptors that a
-//! client sends earlier are closed with the client's socket. The threads that close such sockets
-//! serve no admitted clients. While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection
-//! is accepted.
+//! A client that has sent READY uses the connection at once: this end has made the rings, and needs
+//! no channel if it cannot take the channel's files. This end opens no file of a client before the
+//! client's ticket is checked. Descriptors that a client sends earlier are closed with the client's
+//! socket. The threads that close such sockets serve no admitted clients. While
+//! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -133,7 +132,7 @@ fn is_limit(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| LIMITS.contains(&errno))
 }
 
-/// Returns a number that a peer can only know by reading it.
+/// Returns a number that a peer can only know by reading the message that carries it.
 fn nonce() -> u64 {
     static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -220,7 +219,8 @@ impl ShmIncoming {
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
-    /// Waits until the peer is ready. From now on the peer may pass descriptors.
+    /// Waits until the peer is ready. The peer may pass descriptors as soon as this call sends
+    /// ACCEPT, so also while the call waits.
     pub async fn accept(
         self,
         config: &LinkConfig,

@@ -125,8 +125,8 @@ mod tests {
         assert!((0..4).all(|slot| slots.is_posted(slot)));
     }
 
-    /// The number does not depend on the connections, or on the messages that each has held at a
-    /// time.
+    /// The number of buffers does not depend on the number of connections, or on the number of
+    /// messages that each connection has held at a time.
     #[test]
     fn a_thread_has_few_buffers() {
         let kept = || SPARE.with_borrow(|spare| spare.len());

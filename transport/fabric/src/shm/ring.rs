@@ -586,7 +586,8 @@ mod tests {
         assert!(wraps > 1_000, "{wraps}");
     }
 
-    /// One message at a time, or a few, stay on the first page. The pages after it are freed.
+    /// Messages that are sent one at a time stay on the first page. The other pages are freed once
+    /// the messages in them are read.
     #[test]
     fn few_messages_need_one_page() {
         const SHAPE: Shape = Shape { slots: 32, slot_size: 4096 };

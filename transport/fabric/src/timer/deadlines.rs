@@ -451,7 +451,8 @@ mod tests {
         });
     }
 
-    /// Deadlines are never earlier, later by a 32nd at most, and few even for many timers.
+    /// Shared deadlines are never early, late by at most 1/32 of the wait, and few even for many
+    /// timers.
     #[test]
     fn deadlines_that_are_close_expire_together() {
         runtime().block_on(async {

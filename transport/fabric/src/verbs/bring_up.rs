@@ -1,7 +1,7 @@
 //! Brings a link up. Firmware takes long for some of the calls, so these calls run on threads that
 //! may block.
 //!
-//! | side | of the queue pair | on |
+//! | side | step of the queue pair | runs on |
 //! |---|---|---|
 //! | both | made, takes RECVs | a thread that may block |
 //! | connecting | request sent | the task; over Soft-iWARP, a thread that may block |

@@ -79,7 +79,7 @@ pub(super) struct DeviceContext {
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
-    /// The cover is dropped in Drop, before `bound_id`.
+    /// The workaround for Soft-iWARP (`siw`). `drop` drops the cover before `bound_id`.
     cover: Option<Cover>,
     removed: AtomicBool,
     /// The eventfd that wakes host watches when the device or a port changes. The eventfd is made

@@ -218,7 +218,7 @@ fn is_of_infiniband(uevent: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// An earlier version read the messages of a socket until it was empty (R20).
+    /// An earlier version read messages until the socket was empty (R20).
     #[test]
     fn messages_are_read_in_batches() {
         let (kind, flags) = (net::SocketType::SEQPACKET, SocketFlags::NONBLOCK);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(taken(), (false, 0));
     }
 
-    /// Each asynchronous event wakes a watch, and nobody takes events from the watch.
+    /// Each change of a device wakes a watch, although nobody reads the device's descriptor.
     #[tokio::test]
     async fn a_device_tells_of_each_change() {
         let Ok(watch) = HostWatch::new() else { panic!("netlink is not to be had") };

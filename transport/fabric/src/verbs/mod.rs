@@ -242,7 +242,8 @@ impl VerbsDevice {
         self.0.is_removed()
     }
 
-    /// Makes a watch also report that the kernel waits until this process drops the device.
+    /// Makes `watch` also report events of this device: changes of its ports, its failure, and its
+    /// removal, for which the kernel waits until this process drops the device.
     ///
     /// # Errors
     /// The system refuses to watch the device.

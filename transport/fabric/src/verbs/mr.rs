@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(register(|_| None), Ok(()));
         // A lack of memory, for instance, says nothing about the right.
         assert_eq!(register(|_| Some(libc::ENOMEM)), Err(Some(libc::ENOMEM)));
-        // Another argument is invalid.
+        // EINVAL without the right means that another argument is invalid.
         assert_eq!(register(|_| Some(libc::EINVAL)), Err(Some(libc::EINVAL)));
         let knows_none = |optional| (optional != 0).then_some(libc::EOPNOTSUPP);
         assert_eq!([register(knows_none), register(knows_none)], [Ok(()), Ok(())]);

@@ -90,7 +90,7 @@ impl TakenFile {
     }
 }
 
-/// The owner of all bytes of a file.
+/// The owner of the `Bytes` over a whole borrowed file.
 struct BorrowedFile(Arc<PeerMap>);
 
 impl AsRef<[u8]> for BorrowedFile {
@@ -226,7 +226,7 @@ impl Borrower {
     }
 }
 
-/// The owner of lent bytes.
+/// Borrowed bytes. The value keeps the mapping, and returns the lease when it is dropped.
 struct Borrowed {
     /// `at + len` is at most the length of the mapping.
     at: usize,

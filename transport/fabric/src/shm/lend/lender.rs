@@ -45,7 +45,7 @@ impl Lender {
         Some(Lender { permit, peer, allowed: None, files, leases, reader: None })
     }
 
-    /// Whether memory may be lent to the peer.
+    /// False once it is decided that no memory may be lent to the peer.
     pub(crate) fn may_lend(&self) -> bool {
         self.allowed != Some(false)
     }

@@ -164,7 +164,7 @@ mod tests {
             let mapped = flood(&mut debts, processes, start, 60);
             let most = u64::from(processes) * (MAX_DEBT + FILE) + 60 * PAID_PER_SECOND;
             assert!(mapped <= most, "{processes} processes: {mapped} of {most}");
-            // Others are not kept waiting.
+            // Other processes are not kept waiting.
             let now = start + SECOND * 60;
             assert_eq!(debts.wait((1, 1000), now), None);
             debts.add((1, 1000), MAX_DEBT, now);

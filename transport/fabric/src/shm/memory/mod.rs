@@ -222,7 +222,7 @@ impl Map {
         self.ptr.as_ptr()
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -428,7 +428,8 @@ mod tests {
         assert_eq!(blocks(&file), LEN as i64 / 512);
     }
 
-    /// Otherwise a peer could make this process allocate gigabytes by taking pages away.
+    /// A WRITE allocates only the pages that it writes to. Otherwise a peer could make this process
+    /// allocate gigabytes by taking pages away.
     #[test]
     fn only_pages_that_are_written_are_made() {
         let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();

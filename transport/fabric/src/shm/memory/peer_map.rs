@@ -33,9 +33,9 @@ const ADDRESS_SPACE_DIVISOR: u64 = 8;
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Maximum bytes of a file that is unmapped where it is dropped, such as the rings of a connection.
 /// A peer that maps the file often and punches holes into it makes munmap(2) wait, and also each
-/// page fault in a ring. A ring of 33 pages took 6 us. A thread took 20 us, most of it the switch
-/// to it and back (perf trace of `compare --rows connect`, Linux 6.18, AMD EPYC, family 25 model
-/// 17).
+/// page fault in a ring. Unmapping a ring of 33 pages took 6 us. On a thread it took 20 us, most of
+/// which was the switch to the thread and back (perf trace of `compare --rows connect`, Linux 6.18,
+/// AMD EPYC, family 25 model 17).
 const UNMAP_HERE: usize = 256 << 10;
 /// Number of chunks that each connection may always give, even if there are many connections.
 const MIN_CHUNKS: usize = 8;
@@ -321,7 +321,7 @@ impl PeerMap {
         self.mapped.as_ref().map_or_else(none, |(map, _)| map.ptr())
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.mapped.as_ref().map_or(0, |(map, _)| map.len())
     }
@@ -431,7 +431,7 @@ mod tests {
         let stat = fstat(&slow).unwrap();
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
         let mapping = turn.lock().unwrap();
-        // The same file, from two users.
+        // Two users lend the same file.
         let first = PeerMap::lent(&quick, 4096, 1, NONE).unwrap();
         let again = PeerMap::lent(&quick, 4096, 2, NONE).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
@@ -465,7 +465,7 @@ mod tests {
         let owed = |pid| map_debt::owed((1, pid));
         let others = |pid| Given { pid, ..NONE };
         let first = PeerMap::lent(&file, 4096, 1, others(101)).unwrap();
-        // Another peer has already had it mapped.
+        // The file is already mapped on behalf of another peer.
         drop(PeerMap::lent(&file, 4096, 1, others(102)).unwrap());
         assert_eq!((owed(101), owed(102) > 0), (0, true));
         drop(first);

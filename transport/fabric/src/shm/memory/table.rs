@@ -156,7 +156,7 @@ impl ChunkTable {
     }
 }
 
-/// Makes chunks known.
+/// The registrar of a device. It enters chunks and lendable regions into the table.
 #[derive(Debug)]
 pub(crate) struct ShmRegistrar(pub(crate) Arc<ChunkTable>);
 

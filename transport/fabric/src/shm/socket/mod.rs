@@ -613,7 +613,8 @@ mod tests {
         (ReadyFd::new(fd), writer)
     }
 
-    /// Reads everything available. If nothing is, the task is woken when something arrives.
+    /// Reads up to 16 available bytes. If no bytes are available, the task is woken when some
+    /// arrive.
     fn read(watch: &mut ReadyFd, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             let mut guard = match watch.poll(cx) {

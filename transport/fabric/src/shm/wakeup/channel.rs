@@ -668,7 +668,8 @@ mod tests {
         assert!(held.upgrade().is_none(), "the poller has ended");
     }
 
-    /// This also holds if this end never checked while the peer used the channel.
+    /// An end that the peer has ended is not offered again, even if this end never checked the
+    /// channel while the peer used it.
     #[tokio::test]
     async fn an_end_that_the_peer_has_ended_is_not_offered_again() {
         let [maker, taker] = channel();
@@ -678,7 +679,8 @@ mod tests {
         assert!(maker.state().file.is_none(), "closed");
     }
 
-    /// A bit may be set for a connection that is gone, whose place another has by then.
+    /// A bit may have been set for a connection that is gone, and whose place another connection
+    /// now has.
     #[tokio::test]
     async fn a_place_is_used_again() {
         let [maker, taker] = channel();
@@ -735,9 +737,9 @@ mod tests {
     async fn a_child_may_drop_it() {
         let [maker, taker] = channel();
         let waiting = Waiting::on(&taker, 2);
-        // SAFETY: the child calls what is safe after fork(2) beside other threads: the C library
-        // keeps its heap usable, and no other thread has the locks of this channel. This rests on
-        // no rule.
+        // SAFETY: the child calls only what is safe after fork(2) in a process with several
+        // threads: the C library keeps its heap usable, and no other thread has the locks of this
+        // channel. This rests on no rule.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: takes a number; it ends the child if a lock is never freed.

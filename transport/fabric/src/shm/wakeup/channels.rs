@@ -92,7 +92,7 @@ pub(crate) fn runtime() -> u64 {
 }
 
 /// The confirmed peer with this process id, if there is a channel with it and it still lives. As
-/// long as its pidfd says so, its id belongs to no other process.
+/// long as the pidfd shows that the peer lives, no other process has its id.
 pub(crate) fn confirmed(pid: u32) -> Option<HostProcess> {
     let channels = lock();
     let mut known = channels.iter().filter(|entry| entry.peer.pid == pid);
@@ -317,11 +317,11 @@ mod tests {
         assert_ne!(choose(peer(process), RUNTIME).unwrap().name.number, first.name.number);
     }
 
-    /// A process is not read again while it lives.
+    /// A confirmed peer's entry in /proc is not read again while the peer lives.
     #[tokio::test]
     async fn a_peer_stays_confirmed_while_it_lives() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        // This start is made up, so it was not read.
+        // This start time is made up, so it shows that /proc was not read.
         let process = HostProcess { pid: child.id(), start: 7 };
         assert_eq!(confirmed(child.id()), None);
         let pid = rustix::process::Pid::from_child(&child);
@@ -335,8 +335,8 @@ mod tests {
         drop(chosen);
     }
 
-    /// Numbers begin at a random one, so that a program that the process executes later names none
-    /// of these.
+    /// Numbers begin at a random number, so that a program that the process executes later cannot
+    /// name channels of this program.
     #[test]
     fn numbers_are_not_guessed() {
         assert!(NUMBERS.load(Ordering::Relaxed) > 1 << 20);

@@ -222,7 +222,8 @@ mod tests {
         assert!(check(&pipe.into()).is_err());
     }
 
-    /// The tests of this file need this, so they do not cover a kernel without it.
+    /// The tests of this file need a non-blocking read of an eventfd, so they fail on a kernel
+    /// without it.
     #[test]
     fn this_kernel_reads_an_eventfd_without_blocking() {
         assert!(is_supported(), "Linux 5.8 has it");

@@ -62,7 +62,7 @@ pub(super) mod tests {
     use super::*;
     use crate::shm::wakeup::ChannelMember;
 
-    /// Tests that count channels that wait run in turn.
+    /// Lets the tests that count waiting channels run one at a time.
     static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
     /// Waits until a channel has ended.

@@ -12,7 +12,7 @@ use crate::atomics::{AtomicU64, Ordering, fence};
 #[inline]
 pub(crate) fn raise(flag: &AtomicU64, value: u64) {
     // The flag is exchanged and not stored, so that this step is ordered after the sender's
-    // exchange. The call happens only before a sleep.
+    // exchange. The cost of an exchange does not matter here, because a sleep follows.
     flag.swap(value, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }

@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(learnt([10, 5000, 10]), 10, "no measure");
     }
 
-    /// The peer claims that it rang just now.
+    /// A peer may claim that it woke this end just now.
     #[test]
     fn no_time_at_all_counts_as_the_cheapest() {
         assert_eq!(learnt([0; 100]), 1);

@@ -130,7 +130,8 @@ fn changes_host(kind: std::ffi::c_uint) -> bool {
 mod tests {
     use super::*;
 
-    /// The numbers are those of verbs.h. A peer causes COMM_EST (4), and must not wake the monitor.
+    /// The numbers are those of verbs.h. A peer can cause COMM_EST (4), which must not wake the
+    /// watches.
     #[test]
     fn events_of_ports_and_of_the_device_change_the_host() {
         let changing: Vec<_> = (0..=19).filter(|kind| changes_host(*kind)).collect();

@@ -97,7 +97,7 @@ impl CqMember {
             Some(mut dispatch) => {
                 dispatch.poll(*id, busy, max, &mut |completed| taken.push(*completed), wake)
             }
-            // The task that polls the queue now finds the completions of this end.
+            // Another task is polling the queue, and puts this end's completions into its inbox.
             None => return Ok(Polled { own: 0, drained: true }),
         };
         hand_over(wake, taken, own);
