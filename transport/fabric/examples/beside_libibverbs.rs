@@ -1,7 +1,7 @@
-//! Finds the RDMA devices of this host, in a program that calls libibverbs for reasons of its own.
+//! Finds the RDMA devices of this host, in a program that itself also calls libibverbs.
 //!
-//! `tests/rdma-core` links it to the libibverbs that programs load, which needs no headers. Without
-//! that it is a program like any other.
+//! `tests/rdma-core` links this program to the libibverbs that programs load, for which it needs no
+//! headers. If it is built in another way, it does not call libibverbs itself.
 
 use tonic_rdma_fabric::Fabric;
 
@@ -18,7 +18,7 @@ mod linked {
         fn ibv_free_device_list(list: *mut *mut c_void);
     }
 
-    /// The number of devices, 0 where the kernel has no RDMA.
+    /// The number of devices, or 0 if the kernel has no RDMA.
     pub(crate) fn devices() -> usize {
         const IBV_RATE_10_GBPS: c_int = 3;
         // SAFETY: the function takes any number (R17).
@@ -44,7 +44,7 @@ fn main() {
         Err(tonic_rdma_fabric::FabricError::NoLibrary { .. }) => {
             panic!("libibverbs is linked and librdmacm is not there: {devices:?}")
         }
-        // The connection manager is missing, or cannot be used.
+        // The connection manager is missing or cannot be used.
         Err(_) => drop(linked::devices()),
     }
     match devices {

@@ -1,12 +1,13 @@
-//! Raw speed of a link between two processes: SENDs there and back, and WRITEs each way.
+//! Measures the raw speed of a link between two processes: SENDs there and back, and WRITEs in both
+//! directions.
 //!
 //! ```text
 //! perf serve ADDRESS:PORT       perf ADDRESS:PORT [asleep]       over RDMA
 //! perf serve shm                perf NAME [asleep]               over shared memory, by the name that the server prints
 //! ```
 //!
-//! With `asleep` the client's end does not poll before it sleeps; `perf serve asleep ADDRESS:PORT`
-//! is a server that does not.
+//! With `asleep` the client's end does not poll before it sleeps. The same holds for a server
+//! started with `perf serve asleep ADDRESS:PORT`.
 
 use std::error::Error;
 use std::net::SocketAddr;

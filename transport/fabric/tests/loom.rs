@@ -1,5 +1,5 @@
-//! Sleep and wake-up over shared memory under loom, which tries every interleaving and every
-//! outcome that the memory model allows.
+//! Sleeping and waking over shared memory, tested under loom. Loom tries every interleaving and
+//! every outcome that the memory model allows.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod atomics {
@@ -24,7 +24,7 @@ use loom::thread;
 use wake_page::Direction;
 
 /// The part of a ring that wake-ups need: slots, the tail, the flag, the eventfd, and the number of
-/// writes to it.
+/// writes to the eventfd.
 struct Ring {
     slots: [UnsafeCell<u64>; 2],
     tail: AtomicU64,
@@ -92,7 +92,7 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// A receiver that sleeps and wakes as links do gets two messages, with no more wake-ups than
+/// A receiver sleeps and wakes as links do. It gets two messages, with no more wake-ups than
 /// sleeps.
 #[test]
 fn each_sleep_ends() {
@@ -117,8 +117,8 @@ fn each_sleep_ends() {
                     wait_flag::lower(&ring.waiting);
                     break;
                 }
-                // The wake-up may be a late one, from a sleep that was abandoned at the last
-                // moment. After a lost one this thread would wait forever, which loom reports.
+                // The wake-up may be late, from a sleep that was abandoned at the last moment.
+                // After a lost wake-up this thread would wait forever, which loom reports.
                 ring.event_fd.wait();
             }
             ring.read(message);
@@ -128,8 +128,8 @@ fn each_sleep_ends() {
     });
 }
 
-/// One direction of a channel: its words, the eventfd, the number of signals to it, and what two
-/// connections were sent.
+/// One direction of a channel: its words, the eventfd, the number of signals to the eventfd, and
+/// what was sent to two connections.
 struct Channel {
     words: Vec<AtomicU64>,
     event_fd: Notify,
@@ -140,7 +140,7 @@ struct Channel {
 impl Channel {
     fn new() -> Arc<Channel> {
         Arc::new(Channel {
-            // Those before the bits, and one of these.
+            // The words before the bits, and one word of bits.
             words: (0..17).map(|_| AtomicU64::new(0)).collect(),
             event_fd: Notify::new(),
             writes: AtomicU64::new(0),
@@ -160,7 +160,8 @@ impl Channel {
         }
     }
 
-    /// Takes bits, and marks the connections that are woken. What was sent is seen.
+    /// Takes bits, and marks the connections that are woken. Asserts that what was sent to them is
+    /// visible.
     fn take(&self, woken: &mut [bool; 2]) -> bool {
         let mut any = false;
         for connection in self.direction().take().map(usize::from) {
@@ -172,8 +173,8 @@ impl Channel {
     }
 }
 
-/// The poller sleeps and wakes while two threads send on two connections: each connection is woken,
-/// with no more signals of the eventfd than sleeps.
+/// The poller sleeps and wakes while two threads send on two connections. Each connection is woken,
+/// and the eventfd is signalled no more often than the poller sleeps.
 #[test]
 fn a_channel_wakes_each_connection() {
     let mut model = loom::model::Builder::new();
@@ -201,8 +202,8 @@ fn a_channel_wakes_each_connection() {
     });
 }
 
-/// With one connection there is no poller: what the eventfd wakes says that it sleeps, and takes
-/// the bits, also while another thread does so.
+/// With one connection there is no poller. The task that the eventfd wakes says that it sleeps, and
+/// takes the bits.
 #[test]
 fn a_channel_without_a_poller_wakes_its_connection() {
     let mut model = loom::model::Builder::new();

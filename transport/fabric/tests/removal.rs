@@ -1,6 +1,6 @@
-//! A device is removed while it is in use, and what the kernel tells of such changes. Run it in a
+//! A device is removed while it is in use, and the kernel reports such changes. Run this test in a
 //! guest of its own, as root, with two devices (`tests/guest/run --device both -- ...`): it deletes
-//! one at a time. Built when it is named only.
+//! them one at a time. It is built only when it is named.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,15 +15,15 @@ use tonic_rdma_fabric::{
     ConnectError, Fabric, FabricError, HostEvents, HostSnapshot, HostWatch, LinkConfig, LinkError,
 };
 
-/// Pairs that stand when the device goes.
+/// The number of connected pairs that exist when the device is removed.
 const LINKS: usize = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_is_pulled_out_lets_go() {
     for variable in ["RXE_DEVICE", "SIW_DEVICE"] {
         let name = std::env::var(variable).expect(variable);
-        // librdmacm keeps the last device of the host open, so each is put back before the other is
-        // removed.
+        // librdmacm keeps the last device of the host open, so each device is put back before the
+        // other is removed.
         pull_out(&name).await;
         put_back(&name);
         let side = Side::new(Fabric::open(Some(&name)).expect("the new device"));
@@ -31,7 +31,7 @@ async fn a_device_that_is_pulled_out_lets_go() {
     }
 }
 
-/// Runs `command`, after which something must be told, and have changed.
+/// Runs `command`. Afterwards an event must arrive, and the host's state must have changed.
 async fn tells(events: &mut HostEvents, command: &str) {
     while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
     let before = HostSnapshot::now(&BTreeSet::new());
@@ -46,7 +46,8 @@ fn run(command: &str) {
     assert!(status.expect("sh").success(), "{command}");
 }
 
-/// Runs before a device is opened here: librdmacm would keep it, and the kernel wait for that.
+/// Must run before this process opens a device: librdmacm would keep it open, and the kernel would
+/// wait until it is closed.
 #[tokio::test]
 async fn a_change_is_told() {
     let watch = HostWatch::new().unwrap();
@@ -64,7 +65,7 @@ async fn a_change_is_told() {
         tells(&mut events, &add(name)).await;
     }
     for name in &devices {
-        // The kernel tells nobody but those who have the device open, and waits for them.
+        // The kernel tells only the processes that have the device open, and waits for them.
         let fabric = Fabric::open(Some(name)).unwrap();
         fabric.tell_removal(&watch).unwrap();
         while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
@@ -72,7 +73,7 @@ async fn a_change_is_told() {
         tokio::time::timeout(TIMEOUT, events.next()).await.expect("nobody tells").unwrap();
         assert!(fabric.is_removed());
         drop(fabric);
-        // librdmacm lets go when it next lists the devices.
+        // librdmacm closes the device when it next lists the devices.
         let gone = Fabric::open(Some(name)).map(drop).unwrap_err();
         assert!(matches!(gone, FabricError::NoSuchDevice { .. }), "{gone}");
         let pulled = tokio::task::spawn_blocking(move || wait(pulling));

@@ -1,5 +1,5 @@
 //! Shared memory within one process: the contract of every provider, attacks by peers, and
-//! wake-ups. Tests that need a second process are in shm_processes.rs.
+//! wake-ups. The tests that need a second process are in shm_processes.rs.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -14,13 +14,13 @@ use tonic_rdma_fabric::{
     ShmAccess, Verb, Work, WriteSource,
 };
 
-/// A side; links that the test makes from now on have this busy-poll limit.
+/// A side. Links that the test makes from now on have this busy-poll limit.
 fn polling(limit: Duration) -> Side {
     BUSY_POLL_LIMIT.set(limit);
     sharing(ShmAccess::SameUser)
 }
 
-/// With the default limit.
+/// The default busy-poll limit.
 const LIMIT: Duration = Duration::from_millis(2);
 
 fn sharing(access: ShmAccess) -> Side {
@@ -38,7 +38,7 @@ fn stats(end: &End) -> ShmStats {
     }
 }
 
-/// Runs a shared test with and without busy polling, between two devices and on one.
+/// Runs a shared test with and without busy polling, between two devices and on one device.
 macro_rules! everywhere {
     ($($name:ident)*) => { $(
         #[tokio::test]
@@ -140,8 +140,8 @@ async fn regions_are_for_one_peer_while_they_last() {
     s.death().await;
 }
 
-/// The end of a link is seen now and then while messages come: all of them are received, and posted
-/// again, before it is told.
+/// A link looks for its end only now and then while messages arrive. All messages are received, and
+/// their slots posted again, before the end is reported.
 #[tokio::test]
 async fn all_messages_come_before_the_end() {
     let (server, client) = (polling(Duration::ZERO), polling(Duration::ZERO));
@@ -233,8 +233,8 @@ async fn a_ring_that_is_too_long_is_refused_here() {
     assert!(matches!(error, ConnectError::Config(_) | ConnectError::Memory(_)), "{error}");
 }
 
-/// No wake-up is lost, and those sent are counted. Returns how many messages came while an end
-/// polled.
+/// No wake-up is lost, and the wake-ups that are sent are counted. Returns how many messages
+/// arrived while an end polled.
 async fn a_hundred_thousand_round_trips(limit: Duration) -> u64 {
     const ROUNDS: u32 = 100_000;
     let (server, client) = (polling(limit), polling(limit));
@@ -282,7 +282,8 @@ async fn those_that_poll_lose_no_wakeup() {
         assert_eq!(a_hundred_thousand_round_trips(LIMIT).await, 0);
         return;
     }
-    // While other programs use all processors, both ends run on one, and do not poll either.
+    // While other programs use all processors, both ends may run on one processor, and then they do
+    // not poll.
     for _ in 0..5 {
         if a_hundred_thousand_round_trips(LIMIT).await > 0 {
             return;

@@ -1,5 +1,5 @@
-//! Wake-up channels: what connections of two processes cost to wake, several runtimes, and a peer
-//! that writes anything into the page.
+//! Wake-up channels: the cost of waking connections between two processes, several runtimes, and a
+//! peer that writes arbitrary data into the page.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -46,21 +46,21 @@ async fn asks(end: &mut End, times: u32) {
     }
 }
 
-/// Messages on many connections at a time, none of which polls: nearly every one finds its receiver
-/// waiting, and few take a system call.
+/// Messages on many connections at once, none of which polls. Nearly every message finds its
+/// receiver waiting, and few messages need a system call.
 #[tokio::test]
 async fn messages_on_many_connections_take_few_system_calls() {
     few_system_calls().await;
 }
 
-/// The same on a runtime of several threads, any of which runs the poller, and wakes others as it
-/// does.
+/// The same on a runtime of several threads. Any of them may run the poller, and that thread wakes
+/// others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_on_many_connections_take_few_system_calls_of_several_threads() {
     few_system_calls().await;
 }
 
-/// One in some 30 messages without a poller.
+/// Without a poller, about one message in 30 would need a system call.
 async fn few_system_calls() {
     const CONNECTIONS: usize = 64;
     const ROUNDS: u32 = 200;
@@ -71,12 +71,13 @@ async fn few_system_calls() {
     for _ in 0..CONNECTIONS {
         pairs.push(pair_over(&mut listener, &server, &client, &config()).await);
     }
-    // All at once: a handshake takes long on a busy machine, and a message alone is a system call.
+    // All pairs start together. A handshake takes long on a busy machine, and a message that is
+    // alone needs a system call.
     let mut tasks = Vec::new();
     for (s, mut c) in pairs {
         let asks = async move {
             asks(&mut c, ROUNDS).await;
-            // The other end ends with it.
+            // The other end ends when this end is dropped.
             stats(&c)
         };
         tasks.push((tokio::spawn(echo(s)), tokio::spawn(asks)));
@@ -134,8 +135,8 @@ impl Drop for Server {
     }
 }
 
-/// Each of two client runtimes has connections to each of three server runtimes. A server, and then
-/// a client, ends with its runtime; the connections of the others do not notice.
+/// Each of two client runtimes has connections to each of three server runtimes. First a server's
+/// runtime ends, then a client's. The connections of the other runtimes continue.
 #[test]
 fn runtimes_come_and_go() {
     let mut servers: Vec<_> = [0, 1, 3].map(Server::start).into();
@@ -201,7 +202,7 @@ async fn strangers(
     for _ in 0..connections {
         let mut stranger = Stranger::connect(listener.local_addr().shm().unwrap().name());
         let fds = match all.first() {
-            // By its number alone.
+            // Later connections send only the number of the channel.
             Some((_, first, _)) => {
                 stranger.number = first.number;
                 vec![]
@@ -239,8 +240,8 @@ fn put(file: &File, at: u64, value: u64) {
     file.write_all_at(&value.to_ne_bytes(), at).unwrap();
 }
 
-/// The connections of one peer have numbers in its channel; one that names a channel that is not
-/// there is woken by messages.
+/// The connections of one peer have numbers in its channel. A connection that names a channel which
+/// does not exist is woken by messages.
 #[tokio::test]
 async fn connections_say_how_they_are_woken() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
@@ -264,8 +265,8 @@ async fn connections_say_how_they_are_woken() {
     assert_eq!(woken.await.unwrap().len(), 4);
 }
 
-/// Whatever a peer writes into the page, and whatever it punches out of it, its connections work
-/// once it wakes them, and those of others are served.
+/// A peer may write anything into the page and punch holes into it. Its own connections still work
+/// once it wakes them, and the connections of others are served.
 #[tokio::test]
 async fn a_page_that_lies_hurts_nobody() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
@@ -302,7 +303,7 @@ async fn a_page_that_lies_hurts_nobody() {
         assert_eq!(s.receive().await.unwrap(), b"ask");
         s.sent.clear();
         c.sent.clear();
-        // The stranger waits, with whatever it says about how it is to be woken.
+        // The stranger waits, and gives valid and invalid numbers for how to wake it.
         let (end, stranger, _) = &mut all[round % 3];
         stranger.put_own(WAITING, [1, 2, 4096, 4097, u64::MAX][round % 5]);
         stranger.put_own(HEAD, round as u64 / 3);
@@ -329,7 +330,7 @@ async fn a_page_that_lies_hurts_nobody() {
     }
 }
 
-/// Wakes a connection by the channel, as the end does that has made it.
+/// Wakes a connection through the channel, as the end that made the channel does.
 fn wake(page: &File, event_fd: &OwnedFd, connection: u64) {
     let (word, bit) = (connection / 64, connection % 64);
     put(page, OUTBOUND + BITS + word * 8, 1 << bit);
@@ -337,8 +338,8 @@ fn wake(page: &File, event_fd: &OwnedFd, connection: u64) {
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
 }
 
-/// The poller may stand behind a task that blocks its thread. A connection that runs then wakes the
-/// others of its channel.
+/// A task that blocks the thread may keep the poller from running. A connection that runs then
+/// wakes the other connections of its channel.
 #[tokio::test]
 async fn a_connection_that_runs_wakes_the_others() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
@@ -353,7 +354,7 @@ async fn a_connection_that_runs_wakes_the_others() {
     put(&ring, PLACES, 4);
     put(&ring, TAIL, 1);
     let (first, stranger, _) = &mut all[0];
-    // As if the eventfd had been signalled, and the poller had not run since.
+    // The state after a signal to the eventfd, when the poller has not run since.
     put(&stranger.page, OUTBOUND + SLEEPS, 0);
     put(&stranger.page, OUTBOUND + BITS, 2);
     put(&stranger.page, OUTBOUND + SUMMARY, 1);
@@ -365,7 +366,7 @@ async fn a_connection_that_runs_wakes_the_others() {
     assert_eq!(tokio::time::timeout(TIMEOUT, woken).await.unwrap().unwrap().len(), 4);
 }
 
-/// An eventfd that reports an error ends the connections that use it, and holds up no other.
+/// An eventfd that reports an error ends the connections that use it, and delays no others.
 #[tokio::test]
 async fn a_full_eventfd_ends_its_channel() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
@@ -373,7 +374,8 @@ async fn a_full_eventfd_ends_its_channel() {
     let mut listener = side.listen();
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     let late = strangers(&mut listener, &side, 2).await;
-    // A read reports that it can be written, before this thread asks how it is.
+    // The read makes the eventfd writable, and this is reported before this thread asks for its
+    // state.
     let event_fd = &late[0].1.peers_event_fd;
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
     overflow(event_fd);
@@ -390,7 +392,7 @@ async fn a_full_eventfd_ends_its_channel() {
     assert_eq!(s.receive().await.unwrap(), b"ask");
 }
 
-/// A page that cannot be had costs a system call for each wake-up, and not the connection.
+/// If a page cannot be mapped, each wake-up costs a system call, but the connection continues.
 #[tokio::test]
 async fn a_page_that_is_mapped_already_is_done_without() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
@@ -398,7 +400,7 @@ async fn a_page_that_is_mapped_already_is_done_without() {
     let mut listener = side.listen();
     let all = strangers(&mut listener, &side, 1).await;
     let mut stranger = Stranger::connect(listener.local_addr().shm().unwrap().name());
-    // The page of another channel.
+    // This is the page of another channel.
     stranger.page = all[0].1.page.try_clone().unwrap();
     let fds = stranger.own();
     let (mut end, _stranger, ring) = enters(&mut listener, &side, stranger, fds).await;
@@ -406,8 +408,8 @@ async fn a_page_that_is_mapped_already_is_done_without() {
     assert_eq!(get(&ring, WAITING), u64::MAX, "by messages");
 }
 
-/// A peer has both eventfds block once they were taken, empties the one that is read to wake it,
-/// and fills the other.
+/// After both eventfds were accepted, a peer makes them blocking. It empties the eventfd that is
+/// read to wake the peer, and fills the other.
 #[tokio::test]
 async fn an_eventfd_that_blocks_later_holds_up_nobody() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);

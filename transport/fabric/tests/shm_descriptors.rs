@@ -1,5 +1,5 @@
-//! A process that is out of descriptors. In a binary of its own, because the limit is the
-//! process's.
+//! A process that is out of descriptors. These tests have their own binary, because the limit
+//! applies to the whole process.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Completion, Fabric, Lending, Link, Shared, ShmAccess, Work, WriteSource};
 
-/// Runs a test that sets the limit, while no other test needs descriptors.
+/// Runs a test that sets the limit while no other test needs descriptors.
 fn alone(test: impl Future<Output = ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ fn side() -> Side {
     Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
 }
 
-/// The next report of a link that is no message.
+/// Returns the link's next report that is not a message.
 async fn report(end: &mut End) -> Completion {
     loop {
         if let Some(at) = end.got.iter().position(|got| !matches!(got, Completion::Received { .. }))
@@ -45,8 +45,8 @@ async fn report(end: &mut End) -> Completion {
     }
 }
 
-/// Landing memory that an end cannot map is declined. The connection lives, the giver is told, and
-/// what it gives later is mapped.
+/// An end declines landing memory that it cannot map. The connection continues, the giver is told,
+/// and what it gives later is mapped.
 #[test]
 fn a_chunk_that_cannot_be_received_is_declined() {
     alone(chunk_is_declined());
@@ -59,7 +59,7 @@ async fn chunk_is_declined() {
     let landing = account.alloc(4096, 4096).unwrap().unwrap();
     let rkey = landing.rkey();
     let before = getrlimit(Resource::Nofile).current;
-    // Those that are open stay open.
+    // Descriptors that are already open remain open.
     limit(Some(3));
     assert_eq!(s.link.share(rkey).unwrap(), Shared::Yes, "it may be");
     s.send(31, b"granted").await;
@@ -68,7 +68,7 @@ async fn chunk_is_declined() {
     limit(before);
     c.send(1, b"there").await;
     assert_eq!(s.receive().await.unwrap(), b"there");
-    // The answer came before the message, and is read when the link looks at its socket.
+    // The answer arrived before the message, and is read when the link next looks at its socket.
     for round in 0.. {
         if s.link.share(rkey).unwrap() == Shared::No {
             break;
@@ -77,7 +77,7 @@ async fn chunk_is_declined() {
         assert!(s.is_quiet().await);
         tokio::task::yield_now().await;
     }
-    // What it gives from now on is mapped.
+    // What the giver gives from now on is mapped.
     drop(landing);
     assert!(account.trim() > 0);
     let landing = account.alloc(4096, 4096).unwrap().unwrap();
@@ -100,8 +100,8 @@ async fn chunk_is_declined() {
     assert_eq!(s.receive().await.unwrap(), b"written");
 }
 
-/// A client that is ready is connected. A server that cannot take the files of its wake-up channel
-/// keeps the connection, and is woken by messages.
+/// A client that has sent READY is connected. If the server cannot receive the files of the
+/// client's wake-up channel, it keeps the connection and is woken by messages.
 #[test]
 fn a_channel_that_cannot_be_received_is_done_without() {
     alone(channel_is_done_without());

@@ -1,4 +1,5 @@
-//! Peers and strangers that give, or connect, more than they may: each waits, or is refused, alone.
+//! Peers and strangers that give more, or connect more often, than they may. They wait or are
+//! refused, and no others are affected.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -37,7 +38,7 @@ fn stranger_at(listener: &Listener) -> Stranger {
     Stranger::connect(listener.local_addr().shm().unwrap().name())
 }
 
-/// A stranger, and the end of a connection that it has entered, which takes all kinds of memory.
+/// A stranger, and the end of a connection that it has entered. The end takes all kinds of memory.
 async fn entered(side: &Side) -> (Arc<Stranger>, End) {
     let mut listener = side.listen();
     let stranger = Arc::new(stranger_at(&listener));
@@ -49,8 +50,9 @@ async fn entered(side: &Side) -> (Arc<Stranger>, End) {
     (stranger, End::new(link.unwrap()))
 }
 
-/// The attack: a file that is long and cannot be used, and another. The process that gives them has
-/// a debt after the first, so this end looks at the second later, though it is in order.
+/// The attack: a process gives a long file that cannot be used, and then another file. After the
+/// first file the process has a debt, so this end looks at the second file later, although that
+/// file can be used.
 #[tokio::test]
 async fn files_of_a_peer_that_owes_too_much_wait() {
     const LONG: u64 = 48 << 30;
@@ -85,7 +87,7 @@ fn pipe() -> OwnedFd {
     std::io::pipe().unwrap().1.into()
 }
 
-/// The attack: file after file is lent, and none taken back.
+/// The attack: a peer lends file after file, and takes none back.
 #[tokio::test]
 async fn no_more_files_than_a_peer_may_lend() {
     const MAX_FILES: u32 = 512;
@@ -110,7 +112,7 @@ async fn no_more_files_than_a_peer_may_lend() {
     assert_eq!(lends.await.unwrap(), MAX_FILES);
 }
 
-/// A peer that lends file after file has this process keep some descriptors for it, not all it has.
+/// For a peer that lends file after file, this process keeps a limited number of descriptors.
 #[tokio::test]
 async fn descriptors_kept_for_peers_are_limited() {
     const NAME: &str = "kept-for-a-stranger";
@@ -118,7 +120,7 @@ async fn descriptors_kept_for_peers_are_limited() {
     let (stranger, mut end) = entered(&Side::new(fabric)).await;
     let (first, owner) = (pipe(), pipe());
     let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;
-    // What may be lent on says 1, and what was says 2.
+    // `lend_on` is 1 if a file may be lent on, and 2 if it was lent on.
     let offers = |key: u32, lend_on: u8, pipes: &[&OwnedFd]| {
         let (mut message, file) = (lend(key, 0, 4096), lendable(NAME));
         *message.last_mut().unwrap() = lend_on;
@@ -132,14 +134,14 @@ async fn descriptors_kept_for_peers_are_limited() {
             1..250 => offers(key, 1, &[]),
             _ => offers(key, 2, &[&owner]),
         }
-        // It is answered: taken, or declined.
+        // The answer is TAKEN or DECLINED.
         let this = stranger.clone();
         let answer = tokio::task::spawn_blocking(move || this.receive().unwrap().0[0]);
         let answer = tokio::select! {
             answer = answer => answer.unwrap(),
             ended = end.poll() => panic!("{ended:?}"),
         };
-        // What cannot be lent on is taken all the same.
+        // Files that this end could not lend on are taken nevertheless.
         let kept = key.min(250) + key.saturating_sub(249);
         assert_eq!(answer == TAKEN, key < 250 || kept <= 256, "{key}");
     }
@@ -153,7 +155,8 @@ async fn descriptors_kept_for_peers_are_limited() {
         };
         names.filter(ours).count()
     };
-    // One is this test's own. A thread closes those that were declined.
+    // One of these descriptors is this test's own. A thread closes the descriptors that were
+    // declined.
     let closed = async {
         while kept() != 256 + 1 {
             tokio::task::yield_now().await;
@@ -163,8 +166,8 @@ async fn descriptors_kept_for_peers_are_limited() {
     assert!(closed.is_ok(), "{} descriptors", kept());
 }
 
-/// The attack: strangers that connect and say nothing. As many as may be pending keep the next one
-/// in the kernel, and it is let in when one of them goes.
+/// The attack: strangers connect and send nothing. When as many are pending as allowed, the next
+/// one waits in the kernel. It is let in when one of the others leaves.
 #[tokio::test]
 async fn strangers_that_say_nothing_are_few_at_a_time() {
     const MAX_PENDING: usize = 64;
@@ -174,7 +177,7 @@ async fn strangers_that_say_nothing_are_few_at_a_time() {
     let next = stranger_at(&listener);
     next.greet();
     let mut accepted = pin!(listener.accept());
-    // Many more turns than it takes to accept all who are there.
+    // Accepting all waiting strangers takes far fewer turns than this.
     for turn in 0..2000 {
         let waits = poll_fn(|cx| Poll::Ready(accepted.as_mut().poll(cx).is_pending())).await;
         assert!(waits, "accepted at turn {turn}");
@@ -220,7 +223,7 @@ async fn refusals_do_not_fill_the_log() {
         others_are_served(&mut listener, &side).await;
         assert!(strangers.iter().all(|stranger| stranger.refusal().contains("makes no sense")));
     }
-    // Twenty lines, then one for each second that the test took.
+    // Twenty lines are allowed at once, and then one for each second that the test took.
     let (lines, most) = (lines.load(Ordering::Relaxed), 21 + since.elapsed().as_secs());
     assert!((1..=most.min(REFUSALS / 2)).contains(&lines), "{lines} lines, at most {most}");
 }

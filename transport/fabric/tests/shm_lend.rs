@@ -1,4 +1,4 @@
-//! Memory that is lent over shared memory: within one process, and by peers that lie.
+//! Memory that is lent over shared memory, within one process and by peers that lie.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -34,14 +34,16 @@ fn try_lend(side: &Side, end: &mut End, bytes: &Bytes) -> Option<Lent> {
     end.link.lend(side.pool.lend(bytes).expect("may be lent")).unwrap()
 }
 
-/// Has one end lend bytes, polling the other until it has mapped what they lie in.
+/// Makes one end lend bytes, and polls the other end until it has mapped the memory in which they
+/// lie.
 async fn lend_to(side: &Side, end: &mut End, other: &mut End, bytes: &Bytes) -> Lent {
     let lends = async {
         loop {
             if let Some(lent) = try_lend(side, end, bytes) {
                 return lent;
             }
-            // The answer to LEND comes by the socket, and messages have both ends polled.
+            // The answer to LEND comes over the socket. The messages make sure that both ends are
+            // polled.
             end.send(0, b"lend").await;
             other.receive().await.unwrap();
             other.send(0, b"lend").await;
@@ -105,7 +107,7 @@ async fn connections_share_what_is_mapped() {
     assert!(pairs.iter().all(|(_, _, read)| read.as_ptr() == first));
 }
 
-/// Both ends of these tests are.
+/// The process that runs these tests, to which both ends belong.
 fn this_process() -> Lending {
     Lending::OneProcess(HostProcess::by_pid(std::process::id()).unwrap())
 }
@@ -117,7 +119,7 @@ async fn only_those_who_may_are_lent_anything() {
     let (mut s, _c) = greeted_pair(&off, &you).await;
     assert!(!s.link.may_lend());
     assert_eq!(try_lend(&off, &mut s, &off.payload(4096, 1)), None);
-    // The first that comes is not the one.
+    // The first peer that connects is not the process that is named.
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let other = lending(Lending::OneProcess(HostProcess::by_pid(child.id()).unwrap()));
     let (mut s, _c) = greeted_pair(&other, &you).await;
@@ -125,15 +127,15 @@ async fn only_those_who_may_are_lent_anything() {
     assert!(!s.link.may_lend());
     child.kill().unwrap();
     child.wait().unwrap();
-    // This process is the one.
+    // This process is the process that is named.
     let one = lending(this_process());
     let (mut s, mut c) = greeted_pair(&one, &you).await;
     let bytes = one.payload(4096, 1);
     lend_to(&one, &mut s, &mut c, &bytes).await;
 }
 
-/// Memory that is still read when the connection ends stays with its reader, and returns when the
-/// last slice is dropped.
+/// Memory that is still read when the connection ends remains with its reader. The memory returns
+/// when the reader drops the last slice.
 #[tokio::test]
 async fn leases_outlive_the_connection() {
     let (me, you) = (lending(Lending::SameUser), borrowing());
@@ -170,7 +172,7 @@ async fn leases_outlive_the_connection() {
     }
 }
 
-/// An arena that is freed is unmapped by the peer.
+/// The peer unmaps an arena that was freed.
 #[tokio::test]
 async fn freed_arenas_are_taken_back() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
@@ -178,7 +180,7 @@ async fn freed_arenas_are_taken_back() {
     let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric };
     let you = borrowing();
     let (mut s, mut c) = greeted_pair(&me, &you).await;
-    // Dedicated arenas, of which the budget has room for one.
+    // These are dedicated arenas. The budget has room for one of them.
     for round in 0..3 {
         let bytes = me.payload((5 << 19) + round * 4096, round as u8);
         let lent = lend_to(&me, &mut s, &mut c, &bytes).await;
@@ -188,7 +190,7 @@ async fn freed_arenas_are_taken_back() {
         assert_eq!(returned(&mut c), [lent.lease]);
         s.link.end_lease(lent.lease);
         drop(bytes);
-        // The key of the freed arena means nothing any more once the peer was told.
+        // After the peer was told, the key of the freed arena has no meaning any more.
         if round > 0 {
             continue;
         }
@@ -200,8 +202,9 @@ async fn freed_arenas_are_taken_back() {
     }
 }
 
-/// A process between lends on what it was lent, from the one file; each returns it in its turn.
-/// Who is lent it does not lend it on again.
+/// A process between two others lends on what was lent to it, from the same file. Each reader
+/// returns the memory in its turn. A process that received memory which was lent on does not lend
+/// it on again.
 #[tokio::test]
 async fn what_was_lent_is_lent_on_once() {
     let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
@@ -228,8 +231,8 @@ async fn what_was_lent_is_lent_on_once() {
     assert_eq!(between.pool.stats().lent_application, 0);
 }
 
-/// Two connections lend the same buffer: what is lent on returns to the one that it came by, as
-/// only that keeps it where the process between ends.
+/// Two connections lend the same buffer. Memory that is lent on returns to the connection over
+/// which it came, because only that connection keeps it lent if the process between them ends.
 #[tokio::test]
 async fn what_is_lent_on_returns_where_it_came_from() {
     let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
@@ -247,7 +250,7 @@ async fn what_is_lent_on_returns_where_it_came_from() {
     drop((one, other));
     assert_eq!((returned(&mut c1), returned(&mut c2)), (vec![first.lease], vec![]));
     s1.link.end_lease(first.lease);
-    // All connections of the process between are gone, and it has dropped what it had.
+    // All connections of the process between are closed, and it has dropped what it had.
     drop((s1, c1, s2, c2, t));
     d.death().await;
     drop((d, between));
@@ -262,9 +265,9 @@ async fn what_is_lent_on_returns_where_it_came_from() {
     tokio::time::timeout(TIMEOUT, back).await.expect("what was lent never comes back");
 }
 
-/// The attack: a process of the same user asks a proxy for something, and is lent files in which
-/// all lies that others have sent to the proxy. It is lent nothing of the owner's, unless both the
-/// owner and the process between asked for that.
+/// The attack: a process of the same user asks a proxy for something, and the proxy lends it the
+/// files that contain everything that others have sent to the proxy. The proxy lends nothing of the
+/// owner's, unless both the owner and the process between have asked for that.
 #[tokio::test]
 async fn what_is_lent_is_not_lent_on_unless_both_ask_for_it() {
     for (owner, between) in [
@@ -308,7 +311,7 @@ async fn leases_that_lie_are_breaches() {
 
 const LENDABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
-/// A file with all of its pages.
+/// A file for which all pages are allocated.
 fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
     let made = file(len, SealFlags::empty());
     fill_pages(&made, len);
@@ -316,7 +319,7 @@ fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
     made
 }
 
-/// A file of huge pages, which may be gone for good when the peer gives them back.
+/// A file of huge pages. After the peer gives such pages back, there may be no others.
 fn of_huge_pages() -> OwnedFd {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let made = memfd_create("huge", flags).expect("a kernel with huge pages (CONFIG_HUGETLBFS)");
@@ -325,7 +328,7 @@ fn of_huge_pages() -> OwnedFd {
     made
 }
 
-/// A file whose pages lie behind its end.
+/// A file whose allocated pages lie behind its end.
 fn behind_its_end() -> OwnedFd {
     let made = file(4096, SealFlags::empty());
     let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -334,10 +337,10 @@ fn behind_its_end() -> OwnedFd {
     made
 }
 
-/// A message on the socket, and the descriptors beside it.
+/// A message on the socket, and the descriptors that are sent with it.
 type Message = (Vec<u8>, Vec<OwnedFd>);
 
-/// LEND of 4096 bytes, which says whether they may be lent on, or were.
+/// A LEND of 4096 bytes. `lend_on` says whether they may be lent on, or were lent on.
 fn lend_saying(key: u32, lend_on: u8) -> Vec<u8> {
     let mut message = lend(key, 0, 4096);
     *message.last_mut().unwrap() = lend_on;
@@ -356,7 +359,8 @@ async fn entered(you: &Side) -> (Arc<Stranger>, End) {
     (stranger, End::new(link.unwrap()))
 }
 
-/// A sender that waits for the answer waits no longer than until there is one.
+/// A sender that waits for the answer stops waiting when the answer arrives, even if the peer
+/// declines.
 #[tokio::test]
 async fn a_peer_that_declines_is_not_waited_for() {
     let me = lending(Lending::SameUser);
@@ -394,8 +398,8 @@ fn pipe() -> OwnedFd {
     std::io::pipe().unwrap().1.into()
 }
 
-/// A lender could otherwise end this process by cutting a file short, have it make pages by
-/// punching holes, or block it with a descriptor.
+/// Without these checks a lender could end this process by truncating a file, make it allocate
+/// pages by punching holes, or block it with a descriptor.
 #[tokio::test]
 async fn memory_that_cannot_be_lent_ends_the_connection() {
     let whole = || allocated(4096, LENDABLE);
@@ -434,7 +438,7 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (vec![(vec![LEND, 1], vec![whole(), pipe()])], "makes no sense"),
         (vec![(vec![TAKEN, 1], vec![])], "makes no sense"),
     ];
-    // Files that nobody can write to at all may be lent; this one is lent twice.
+    // Files that nobody can write to may be lent. This file is lent twice.
     let kept = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     let twice = [
         (lend(1, 0, 4096), vec![allocated(4096, kept), pipe()]),

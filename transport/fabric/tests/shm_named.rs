@@ -1,5 +1,5 @@
-//! Application buffers that a peer maps to write to them, over shared memory: within one process,
-//! and by peers that lie.
+//! Application buffers that a peer maps to write to them, over shared memory. The peers are in this
+//! process, and some of them lie.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -48,7 +48,7 @@ async fn granted(side: &Side, lease: NamedLease) -> NamedGrant {
     tokio::time::timeout(TIMEOUT, made).await.expect("it is never registered")
 }
 
-/// The buffer, once its registration has ended, which a thread does.
+/// Returns the buffer once its registration has ended. A thread ends the registration.
 async fn taken(buffer: &NamedBuffer) -> LandableBuf {
     buffer.close();
     let idle = std::future::poll_fn(|cx| buffer.poll_idle(cx));
@@ -56,7 +56,7 @@ async fn taken(buffer: &NamedBuffer) -> LandableBuf {
     buffer.take().unwrap()
 }
 
-/// Offers a buffer to the peer of `s` until it has answered.
+/// Offers a buffer to the peer of `s` until the peer has answered.
 async fn offer(s: &mut End, c: &mut End, rkey: u32) -> Shared {
     let answered = async {
         loop {
@@ -64,7 +64,7 @@ async fn offer(s: &mut End, c: &mut End, rkey: u32) -> Shared {
                 Shared::Asked => {}
                 answer => return answer,
             }
-            // Messages have both ends polled, and with them their sockets.
+            // Messages make sure that both ends are polled, and their sockets with them.
             meet(s, c).await;
         }
     };
@@ -115,8 +115,8 @@ async fn a_buffer_is_written_where_it_lies() {
     back[0] = 0;
 }
 
-/// The peers of several connections have it in turn, each with a mapping of its own, and each is
-/// told when it ends: a WRITE then ends the connection.
+/// The peers of several connections get the buffer in turn, each with its own mapping. Each is told
+/// when the buffer is taken back, and a WRITE then ends the connection.
 #[tokio::test]
 async fn sixty_connections_have_one_buffer_in_turn() {
     let (me, you) = (side(), side());
@@ -136,7 +136,8 @@ async fn sixty_connections_have_one_buffer_in_turn() {
     buffer.close();
     for (mut s, mut c) in pairs {
         meet(&mut s, &mut c).await;
-        // The key is told by the socket, which is looked at while nothing comes by the ring.
+        // The end of the key is reported over the socket, which the link reads while no messages
+        // arrive through the ring.
         let gone = async {
             while write(&mut c, key, Bytes::from_static(b"late")).is_ok() {
                 meet(&mut s, &mut c).await;
@@ -147,7 +148,7 @@ async fn sixty_connections_have_one_buffer_in_turn() {
         let error = c.death().await;
         assert!(matches!(error, LinkError::Completion { verb: Verb::Write, code: 10, .. }));
     }
-    // Until it was told, each could write: nothing takes a mapping away.
+    // Until a peer was told, it could write, because nothing takes a mapping away.
     assert!(taken(&buffer).await.starts_with(b"late"));
 }
 
@@ -163,7 +164,7 @@ async fn only_what_is_kept_and_in_a_file_is_mapped() {
     }
 }
 
-/// A link to a stranger that was let in.
+/// A link to a stranger that was let in, and the stranger.
 async fn acquainted(side: &Side) -> (End, Arc<Stranger>) {
     let mut listener = side.listen();
     let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
@@ -181,7 +182,8 @@ fn name(key: u32, addr: u64, len: u64) -> Vec<u8> {
     message
 }
 
-/// Buffers that are none, too many of them, and those that are taken back as what they are not.
+/// A peer offers files that are no buffers, or too many buffers, or takes memory back as another
+/// kind than it is.
 #[tokio::test]
 async fn offers_that_lie_end_the_connection() {
     let side = side();
@@ -210,7 +212,8 @@ async fn offers_that_lie_end_the_connection() {
         let (mut end, stranger) = acquainted(&side).await;
         let from = stranger.clone();
         let file = file.try_clone_to_owned().unwrap();
-        // Its socket fills while files are mapped, and answers to it come.
+        // A thread sends the messages, because the stranger's socket fills while files are mapped,
+        // and it must read the answers.
         let sends = std::thread::spawn(move || {
             for (message, with) in messages {
                 let files = if with { vec![file.as_fd()] } else { Vec::new() };
@@ -230,8 +233,9 @@ async fn offers_that_lie_end_the_connection() {
     }
 }
 
-/// The application may have dropped the buffer in between, so that is no breach. The attack: the
-/// pages of a long buffer, which this process would make.
+/// A buffer with holes is no breach, because the application may have dropped the buffer before
+/// this end looks at it. The attack: a long buffer without pages, for which this process would have
+/// to allocate pages.
 #[tokio::test]
 async fn a_buffer_with_holes_is_declined_and_not_mapped() {
     let side = side();
@@ -253,7 +257,8 @@ async fn a_buffer_with_holes_is_declined_and_not_mapped() {
     assert_eq!(rustix::fs::fstat(&sparse).unwrap().st_blocks, 0);
 }
 
-/// Answers to nothing, keys that were never given, and a buffer that a peer does not want.
+/// Answers to messages that were never sent, keys that were never given, and a buffer that a peer
+/// declines.
 #[tokio::test]
 async fn answers_may_be_late_or_no() {
     let me = side();
@@ -280,7 +285,7 @@ async fn answers_may_be_late_or_no() {
     tokio::time::timeout(TIMEOUT, declined).await.expect("DECLINED is not heard");
     let unknown = end.link.share_named(grant.rkey() + 1000);
     assert!(matches!(unknown, Err(LinkError::Misuse { .. })));
-    // Landing memory of the pool is no such buffer, which only one peer may ever have (R12).
+    // Landing memory of the pool is no such buffer, because only one peer may ever get it (R12).
     let landing = me.landing(4096);
     assert!(matches!(end.link.share_named(landing.rkey()), Err(LinkError::Misuse { .. })));
     assert!(matches!(end.link.share(grant.rkey()), Err(LinkError::Misuse { .. })));

@@ -1,5 +1,5 @@
-//! Shared memory between two processes, and the clean-up after a killed peer. The other process is
-//! this program again, which therefore has a main function of its own.
+//! Shared memory between two processes, and the clean-up after a killed peer. The other process
+//! runs this same program, which therefore has its own main function.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -22,7 +22,8 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig, PoolRegistration};
 
-/// The role of the other process, and the address to which it connects.
+/// The environment variables for the role of the other process and for the address to which it
+/// connects.
 const ROLE: &str = "SHM_ROLE";
 const ADDR: &str = "SHM_ADDR";
 
@@ -92,7 +93,7 @@ fn side() -> Side {
     Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
 }
 
-/// A side that lends what it sends, and lets it be lent on.
+/// A side that lends what it sends, and allows lending on.
 fn lending_side() -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUserOnward));
     let config = PoolConfig::default().lendable(true);
@@ -103,14 +104,14 @@ fn start(role: &str, addr: &str) -> Process {
     Process::start(&[(ROLE, role), (ADDR, addr)])
 }
 
-/// The number of descriptors, and of mappings of memfds.
+/// The number of this process's descriptors, and of its mappings of memfds.
 fn held() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (files, maps.lines().filter(|line| line.contains("/memfd:tonic-rdma")).count())
 }
 
-/// Eventfds and memfds among the descriptors.
+/// The numbers of eventfds and of memfds among the descriptors.
 fn event_fds_and_memfds() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
     let names: Vec<_> = files.filter_map(|file| file.unwrap().path().read_link().ok()).collect();
@@ -119,8 +120,8 @@ fn event_fds_and_memfds() -> (usize, usize) {
     (count("anon_inode:[eventfd]"), memfds)
 }
 
-/// The same once there are two eventfds more than `before` and no more memfds, as other threads
-/// close what a peer has sent. Otherwise what there is after a while.
+/// Waits until there are two eventfds more than `before` and as many memfds, because other threads
+/// close what a peer has sent. Returns the numbers then, or those after the timeout.
 async fn at_rest(before: (usize, usize)) -> (usize, usize) {
     let end = tokio::time::Instant::now() + TIMEOUT;
     loop {
@@ -134,12 +135,12 @@ async fn at_rest(before: (usize, usize)) -> (usize, usize) {
 
 const MANY: usize = 20;
 
-/// Another process that has many connections to this one, and what it holds for them at rest.
+/// The other process: it makes many connections, and prints what it holds for them at rest.
 async fn many_connections(side: &Side) {
     let before = event_fds_and_memfds();
     let addr: ShmAddr = std::env::var(ADDR).expect(ADDR).parse().unwrap();
     let addr = Addr::from(addr);
-    // All at once, as polled one after the other.
+    // All attempts run at once, because each is polled in turn.
     let mut connecting: Vec<_> = (0..MANY).map(|_| Box::pin(side.connect(&addr))).collect();
     let mut ends = Vec::new();
     std::future::poll_fn(|cx| {
@@ -162,8 +163,8 @@ async fn many_connections(side: &Side) {
     ends[0].death().await;
 }
 
-/// Two eventfds at either end for all connections of two processes, also where all connect at once,
-/// and no descriptor of the page at rest.
+/// Each end has two eventfds for all connections of two processes, also if all connect at once. At
+/// rest it has no descriptor of the page.
 async fn connections_share_eventfds() {
     let me = side();
     let before = event_fds_and_memfds();
@@ -226,7 +227,8 @@ async fn another_process(role: String) {
     let (mut lent, mut read) = (None, Vec::new());
     while let Ok(data) = end.receive().await {
         match data.as_slice() {
-            // Lends, and answers where, once the peer has mapped it.
+            // Lends bytes. The answer is empty until the peer has mapped them, and then says where
+            // they lie.
             b"lend" => {
                 let bytes = lent.get_or_insert_with(|| side.payload(LENT, 7)).clone();
                 let lent = end.link.lend(side.pool.lend(&bytes).unwrap()).unwrap();
@@ -262,7 +264,7 @@ async fn another_process(role: String) {
     drop(landed);
 }
 
-/// Bytes that are lent.
+/// The number of bytes that are lent.
 const LENT: usize = 300_000;
 
 fn place(lent: Lent) -> Vec<u8> {
@@ -285,7 +287,8 @@ fn registered(me: &Side) -> (bytes::Bytes, Option<PoolRegistration>) {
     (LendableMemory::bytes(memory), Some(registration))
 }
 
-/// Lends bytes to the other process, once it has mapped what they lie in, and has it read them.
+/// Lends bytes to the other process once it has mapped the memory in which they lie, and makes it
+/// read them.
 async fn lend_to_process(me: &Side, end: &mut End, bytes: &bytes::Bytes) {
     let lent = loop {
         if let Some(lent) = end.link.lend(me.pool.lend(bytes).unwrap()).unwrap() {
@@ -299,7 +302,7 @@ async fn lend_to_process(me: &Side, end: &mut End, bytes: &bytes::Bytes) {
     assert_eq!(end.receive().await.unwrap(), b"reads");
 }
 
-/// Waits until this process holds what it held before: threads close the rest.
+/// Waits until this process holds only what it held before, because other threads close the rest.
 async fn closed(before: (usize, usize)) {
     let closed = async {
         while held() != before {
@@ -320,8 +323,8 @@ async fn released(me: &Side) {
     assert_eq!(me.pool.stats().send, 0);
 }
 
-/// The reader of pool memory, or of application memory, is killed while it reads, once before and
-/// once after its lender's link has ended.
+/// The reader of pool memory or of application memory is killed while it reads. This happens once
+/// before and once after the lender's link has ended.
 async fn a_killed_reader_keeps_nothing_that_was_lent() {
     let before = held();
     for (link_first, registers) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -337,7 +340,7 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         let mut end = Some(end);
         if link_first {
             end = None;
-            // The other process ends when its link does; it may have ended already.
+            // The other process ends when its link ends, so it may have ended already.
         }
         process.kill();
         if let Some(mut end) = end {
@@ -351,8 +354,8 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
     closed(before).await;
 }
 
-/// A pool that is not lent, and application memory that is: the other process maps the one file,
-/// read-only, and cannot map it otherwise.
+/// The pool may not be lent, but the application memory may. The other process maps only the one
+/// file, read-only, and cannot map it for writing.
 async fn registered_memory_is_all_that_a_peer_maps() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let me = Side::new(fabric);
@@ -370,8 +373,9 @@ async fn registered_memory_is_all_that_a_peer_maps() {
     released(&me).await;
 }
 
-/// A process that has re-lent borrowed memory is killed. The owner keeps the memory until its
-/// reader is done, which only that process knew of. Here the owner is also the reader.
+/// A process that has lent on borrowed memory is killed. The owner keeps the memory until the
+/// reader is done, although only the killed process knew of the reader. Here the owner is also the
+/// reader.
 async fn a_killed_process_between_takes_nothing_away() {
     let before = held();
     for owner_leaves_first in [false, true] {
@@ -400,7 +404,7 @@ async fn a_killed_process_between_takes_nothing_away() {
             drop(end);
         }
         assert_eq!(me.pool.stats().lent, LENT, "it is read");
-        // Whatever is handed out now lies elsewhere.
+        // New buffers lie elsewhere.
         let others: Vec<_> = std::iter::from_fn(|| me.pool.try_alloc(64 << 10).ok()).collect();
         for mut buf in others {
             buf.resize_zeroed(64 << 10);
@@ -416,8 +420,8 @@ async fn a_killed_process_between_takes_nothing_away() {
     closed(before).await;
 }
 
-/// A pool for one process is lent to that and to no other, though another comes first, and the one
-/// has ended.
+/// A pool that is for one process is lent only to that process. Another process gets nothing,
+/// neither when it connects first nor after the one process has ended.
 async fn one_process_is_lent_to() {
     let mut first = start("serve", "");
     let addr: ShmAddr = first.says("listening").parse().unwrap();
@@ -456,7 +460,8 @@ async fn one_process_is_lent_to() {
     assert!(!maps.contains("tonic-rdma-lent"), "{maps}");
 }
 
-/// Memory lent by a killed process stays readable, and goes with its last slice.
+/// Memory lent by a killed process remains readable, and is unmapped when its last slice is
+/// dropped.
 async fn a_killed_lender_takes_nothing_away() {
     let me = side();
     let before = held();
@@ -573,13 +578,13 @@ async fn a_killed_peer_leaves_nothing_behind() {
     }
 }
 
-/// Has the kernel refuse preadv2(2) to this process, as one does that has no RWF_NOWAIT for
+/// Makes the kernel refuse preadv2(2) to this process, like a kernel without RWF_NOWAIT for
 /// eventfds.
 fn refuse_preadv2() {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let refused = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;
     let mut steps = [
-        // The number of the system call.
+        // Loads the number of the system call.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_preadv2 as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, refused),
@@ -594,7 +599,7 @@ fn refuse_preadv2() {
     }
 }
 
-/// Where either end cannot read an eventfd without blocking, messages wake both.
+/// If one of the ends cannot read an eventfd without blocking, messages wake both ends.
 async fn an_old_kernel_is_woken_by_messages() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
     let me = side();
@@ -612,9 +617,9 @@ async fn an_old_kernel_is_woken_by_messages() {
     }
 }
 
-/// Makes a channel with the number 7 and enters, and then once more by its number alone. Prints how
-/// the listener wants to be woken each time. A second process with this role names the channel of
-/// the first.
+/// Connects three times, and names the channel with the number 7 each time. The second time it also
+/// makes this channel. It prints each time how the listener wants to be woken. A second process
+/// with this role names the channel of the first.
 fn names_a_channel() {
     let mut strangers = Vec::new();
     for fds in [0, 3, 0] {
@@ -633,11 +638,11 @@ fn names_a_channel() {
         println!("told {}", u64::from_ne_bytes(waiting));
         strangers.push(stranger);
     }
-    // Until the test ends.
+    // Waits until the test ends.
     while strangers[0].receive().is_some() {}
 }
 
-/// A process that names a channel of another, of the same user, does not get into it.
+/// A process cannot use another process's channel by naming it, even if both have the same user.
 async fn channels_are_those_of_one_process() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
     let me = side();
@@ -646,7 +651,8 @@ async fn channels_are_those_of_one_process() {
     let mut ends = Vec::new();
     for _ in 0..2 {
         let mut process = start("names", listener.local_addr().shm().unwrap().name());
-        // Without one by messages; then by the first and second place of its own.
+        // Without a channel the listener is woken by messages. Then it is woken through the first
+        // and the second place of the process's own channel.
         for told in [u64::MAX, 1, 2] {
             let incoming = listener.accept().await.unwrap();
             let accepted = incoming.accept(&config(), &me.pool, b"", TIMEOUT).await;
@@ -661,8 +667,8 @@ async fn channels_are_those_of_one_process() {
     assert!(processes.into_iter().all(|mut process| process.ends_well()));
 }
 
-/// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It has
-/// eventfds block that the peer has checked, and waits to be woken by a message.
+/// Runs as the first process of a PID namespace, so it cannot stop its peer outside. It makes
+/// eventfds blocking after the peer has checked them, and waits to be woken by a message.
 fn in_another_namespace() {
     assert_eq!(std::process::id(), 1, "this is no namespace of its own");
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
@@ -709,7 +715,7 @@ async fn a_peer_of_another_namespace() {
     assert!(process.ends_well());
 }
 
-/// Starts the other process as the first of a PID namespace, as a container has it.
+/// Starts the other process as the first process of a PID namespace, as in a container.
 fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
     // Root needs no user namespace, and may not be allowed one; other users need one.
     let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
@@ -725,7 +731,8 @@ fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
 /// The secret that another client was sent.
 const SECRET: &[u8] = b"what was sent to another client";
 
-/// Runs as the first process of a PID namespace, and looks for the secret in what it is lent.
+/// Runs as the first process of a PID namespace, and looks for the secret in the memory that is
+/// lent to it.
 fn in_another_container() {
     assert_eq!(std::process::id(), 1, "this is no namespace of its own");
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
@@ -743,11 +750,11 @@ fn in_another_container() {
     println!("found {found}");
 }
 
-/// A process of the same user that could not read this one's memory is not lent any.
+/// If a process of the same user could not read this process's memory, nothing is lent to it.
 async fn another_namespace_reads_nothing_of_others() {
     let me = lending_side();
     let mut listener = me.listen();
-    // As long as what is lent: in the same arena.
+    // The secret has the length of the bytes that are lent, so it lies in the same arena.
     let mut buf = me.pool.try_alloc(LENT).unwrap();
     buf.resize_zeroed(LENT);
     buf.as_mut_slice()[..SECRET.len()].copy_from_slice(SECRET);

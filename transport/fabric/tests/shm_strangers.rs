@@ -30,8 +30,8 @@ fn stranger_at(listener: &Listener) -> Stranger {
     Stranger::connect(listener.local_addr().shm().expect("no socket").name())
 }
 
-/// A listener of another version cannot read the greeting, and its refusal says of which version it
-/// is.
+/// A listener of another version cannot read the greeting. Its refusal states the listener's
+/// version.
 #[tokio::test]
 async fn a_listener_of_another_version_is_named_as_such() {
     let name = format!("tonic-rdma-test-version-{}", std::process::id());
@@ -51,7 +51,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     drop(server.join().unwrap());
 }
 
-/// A server that lets clients in with this file of rings, and then says `more`.
+/// A server that accepts a client with these files for the rings, and then sends `more`.
 fn server_with(listener: &OwnedFd, rings: &[OwnedFd], more: Option<&[u8]>) -> Stranger {
     let stranger = Stranger::accept(listener);
     assert_eq!(stranger.receive().unwrap().0[0], HELLO);
@@ -67,7 +67,7 @@ fn server_with(listener: &OwnedFd, rings: &[OwnedFd], more: Option<&[u8]>) -> St
     stranger
 }
 
-/// A server gives another file for the rings than the protocol says.
+/// A server gives files for the rings that the protocol does not allow.
 #[tokio::test]
 async fn rings_that_cannot_be_used_are_named() {
     let (lingering, config) = (Lingering::new(), config());
@@ -112,8 +112,8 @@ async fn rings_that_cannot_be_used_are_named() {
     lingering.end();
 }
 
-/// A client that has answered ACCEPT is connected. A server that refuses it later ends the
-/// connection, and says why.
+/// A client that has answered ACCEPT is connected. If the server then refuses the client, the
+/// connection ends with the reason.
 #[tokio::test]
 async fn a_server_that_refuses_later_ends_the_connection() {
     let config = config();
@@ -132,7 +132,8 @@ async fn a_server_that_refuses_later_ends_the_connection() {
     }
 }
 
-/// A link to a stranger after the handshake, the stranger, and the ring that it sends through.
+/// A link to a stranger after the handshake, the stranger, and the ring through which the stranger
+/// sends.
 async fn acquainted(side: &Side) -> (End, Arc<Stranger>, File) {
     let mut listener = side.listen();
     acquainted_at(&mut listener, side).await
@@ -204,7 +205,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
             said.ok().map(|()| (stranger, why))
         })
         .collect();
-    // Strangers that send nothing, and delay nobody.
+    // These strangers send nothing, and must not delay others.
     let silent: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     c.send(0, b"x").await;
@@ -218,7 +219,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     drop(silent);
 }
 
-/// An admitted peer sends other descriptors than those of a channel.
+/// An admitted peer sends descriptors that are not those of a channel.
 #[tokio::test]
 async fn channels_that_cannot_be_used_are_refused_by_name() {
     let side = side();
@@ -249,8 +250,8 @@ async fn channels_that_cannot_be_used_are_refused_by_name() {
     }
 }
 
-/// A peer that has read no ACCEPT, or another one, is not let in: what it sends may be another
-/// process's, which the kernel then says was sent by the peer.
+/// A peer that has not read this ACCEPT is not let in. The descriptors that it sends may belong to
+/// another process, but the kernel would say that the peer sent them.
 #[tokio::test]
 async fn a_ready_that_answers_no_accept_is_refused() {
     let side = side();
@@ -270,7 +271,8 @@ async fn a_ready_that_answers_no_accept_is_refused() {
             incoming.accept(&config, &side.pool, b"", TIMEOUT).await
         };
         let answer = async {
-            // One that reads ACCEPT changes a bit of its nonce, others guess.
+            // Without a guess, the peer answers with the nonce of ACCEPT in which one bit is
+            // changed.
             let reader = stranger.clone();
             let read = move || drop(reader.accepted());
             tokio::task::spawn_blocking(read).await.unwrap();
@@ -320,7 +322,8 @@ async fn rings_that_lie_end_the_connection() {
         assert!(text.contains(&wrong), "{text}");
     }
 
-    // In the ring that the stranger receives through, it claims to have freed what was never sent.
+    // In the ring through which the stranger receives, it claims to have freed messages that were
+    // never sent.
     let (mut end, stranger, _ring) = acquainted(&side).await;
     stranger.put_own(HEAD, 1 << 40);
     for i in 0..SLOTS as usize {
@@ -479,9 +482,9 @@ async fn a_peers_memory_is_its_own_until_it_is_written() {
     assert_eq!((blocks(), resident("hoard")), of(1));
 }
 
-/// The peer takes its pages away as fast as it can, with both calls that do it, while this side
-/// WRITEs to them: this side's cost never exceeds what the peer has given, and the connection goes
-/// on.
+/// The peer removes its pages as fast as it can, with both calls that can do so, while this side
+/// WRITEs to them. This side's cost never exceeds what the peer has given, and the connection
+/// continues.
 #[tokio::test]
 async fn a_peer_that_punches_holes_in_step_costs_no_more_than_it_gave() {
     const LEN: usize = 4 << 20;
@@ -491,7 +494,8 @@ async fn a_peer_that_punches_holes_in_step_costs_no_more_than_it_gave() {
     let landing = file_called("step", LEN as u64, SealFlags::SHRINK | SealFlags::GROW);
     fill_pages(&landing, LEN as u64);
     offer(&mut end, &stranger, &ring, 1, &landing).await;
-    // The side's own mapping, and the attackers'.
+    // The attackers count what they have removed: the first punches holes in the file, the second
+    // removes pages through a mapping.
     let (stop, punched) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
     let blocks = || fstat(&landing).unwrap().st_blocks;
     let mut most = 0;
@@ -521,7 +525,7 @@ async fn a_peer_that_punches_holes_in_step_costs_no_more_than_it_gave() {
             }
         });
         let holes = || punched.iter().map(|count| count.load(Ordering::SeqCst)).min().unwrap();
-        // Ten laps at least, and until both have attacked during each of them.
+        // At least ten laps, and as many more as needed until both have attacked within one lap.
         for lap in 0.. {
             let before = holes();
             for at in (0..LEN).step_by(PIECE) {
@@ -561,7 +565,9 @@ async fn a_file_is_taken_once() {
 #[tokio::test]
 async fn no_more_chunks_than_a_peer_needs() {
     let side = side();
-    // 512 short ones, or, after three, one that is too long with them: it is refused unseen.
+    // Either 512 short chunks are accepted, or three short chunks and then none of a length that
+    // exceeds the limit together with them. The first chunk above a limit is refused before its
+    // file is looked at.
     for (short, long, told) in [(512, 4096, 513), (3, 1 << 30, 4)] {
         let (end, stranger, _ring) = acquainted(&side).await;
         let offers = tokio::task::spawn_blocking(move || {
@@ -577,7 +583,7 @@ async fn no_more_chunks_than_a_peer_needs() {
     }
 }
 
-/// Chunks that are given and taken back keep this end busy, while other connections are still
+/// A peer keeps this end busy by giving chunks and taking them back. Other connections are still
 /// served.
 #[tokio::test]
 async fn a_flood_of_chunks_ends_the_connection() {
@@ -598,7 +604,7 @@ async fn a_flood_of_chunks_ends_the_connection() {
             c.send(0, b"ask").await;
             assert_eq!(s.receive().await.unwrap(), b"ask");
             calls += 1;
-            // Leaves processors to the flood, which is one by its rate.
+            // Leaves processor time for the flood, because only a high rate counts as a flood.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         calls
@@ -630,7 +636,7 @@ impl Lingering {
         let late = Arc::new(AtomicBool::new(false));
         let peers = Arc::new(std::sync::Mutex::new(Vec::<TcpStream>::new()));
         let (overdue, all) = (late.clone(), peers.clone());
-        // Releases the sockets if something waits for a close; the test has then failed.
+        // Releases the sockets if something waits for a close. The test has failed in this case.
         std::thread::spawn(move || {
             let timed_out = released.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout);
             overdue.store(timed_out, Ordering::Relaxed);
@@ -653,15 +659,15 @@ impl Lingering {
         stream.into()
     }
 
-    /// Asserts that nothing has waited.
+    /// Asserts that nothing has waited for a close.
     fn end(self) {
         assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
         self.release.send(()).unwrap();
     }
 }
 
-/// Descriptors of strangers without a ticket: with a greeting that is refused, with one that waits
-/// to be accepted, and on sockets that are never accepted.
+/// Strangers without a ticket pass descriptors with a greeting that is refused, with a greeting
+/// that waits to be accepted, and on sockets that are never accepted.
 #[tokio::test]
 async fn what_strangers_pass_holds_up_nobody() {
     let side = side();
@@ -705,8 +711,9 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Admitted peers pass descriptors in place of an eventfd, a page or a chunk, more than the
-/// protocol allows, unrequested ones, and ones that are unread when the connection ends.
+/// Admitted peers pass descriptors in place of an eventfd, a page or a chunk. They also pass more
+/// than the protocol allows, unrequested ones, and descriptors that are still unread when the
+/// connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
     let side = side();
@@ -725,7 +732,7 @@ async fn what_peers_pass_holds_up_nobody() {
         stranger.greet();
         let (incoming, config) = (arrival(&mut listener).await, config());
         let accept = async {
-            // Fails at once, or waits until no descriptors that cannot be opened are left.
+            // Fails at once, or waits until all descriptors that cannot be opened are gone.
             incoming.accept(&config, &side.pool, b"", TIMEOUT * 10).await.map(drop).unwrap_err();
             std::future::pending::<()>().await;
         };
@@ -746,7 +753,7 @@ async fn what_peers_pass_holds_up_nobody() {
         others_are_served(&mut listener, &side).await;
     }
     let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
-    // Behind other messages, so that they have not been read.
+    // The descriptors come after other messages, so that they have not been read.
     stranger.send(&[7], &[]);
     stranger.send(&[], &[]);
     stranger.send(&[7], &[socket().as_fd(), socket().as_fd()]);

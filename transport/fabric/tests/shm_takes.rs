@@ -1,5 +1,5 @@
-//! Memory of a kind that an end did not turn on: an honest peer does not give it, and one that does
-//! commits a breach.
+//! Memory of a kind that an end did not turn on: an honest peer does not give it, and a peer that
+//! gives it commits a breach.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,7 +22,7 @@ const NOTHING: Takes = Takes { lent: false, named: false };
 const LENT: Takes = Takes { lent: true, named: false };
 const NAMED: Takes = Takes { lent: false, named: true };
 
-/// A side that lends to whoever takes it.
+/// A side that lends to any peer that takes lent memory.
 fn lending() -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let config = PoolConfig::default().lendable(true);
@@ -34,7 +34,7 @@ fn taking(takes: Takes) -> LinkConfig {
     LinkConfig { takes, ..config() }
 }
 
-/// A file that may be lent, and the pipe that goes with the first.
+/// A file that may be lent, and the pipe that accompanies the first file.
 fn lendable() -> Vec<OwnedFd> {
     let file = file_called("lent", 4096, SealFlags::empty());
     fallocate(&file, FallocateFlags::empty(), 0, 4096).unwrap();
@@ -69,7 +69,8 @@ async fn a_peer_that_gives_what_is_not_taken_commits_a_breach() {
                  ContextBuilder::map_peer_buffers)";
     let answers = "it answers an offer, and takes none";
     let side = lending();
-    // What either end takes, what the stranger sends, and the breach.
+    // What this end takes, what the stranger says it takes, the message and files that the stranger
+    // sends, and the text of the breach.
     type Case<'a> = (Takes, u8, Vec<u8>, Vec<OwnedFd>, &'a str);
     let cases: Vec<Case<'_>> = vec![
         (NOTHING, TAKES_ALL, lend(1, 0, 4096), lendable(), lends),
@@ -89,7 +90,7 @@ async fn a_peer_that_gives_what_is_not_taken_commits_a_breach() {
     }
 }
 
-/// Bytes are lent, and buffers offered, to the ends that take them.
+/// Bytes are lent, and buffers are offered, only to the ends that take them.
 #[tokio::test]
 async fn an_end_gives_what_its_peer_takes() {
     let (me, you) = (lending(), lending());
@@ -128,7 +129,7 @@ async fn an_end_gives_what_its_peer_takes() {
         let grant = tokio::time::timeout(TIMEOUT, registered).await.expect("never registered");
         let shared = s.link.share_named(grant.rkey()).unwrap();
         assert_eq!(shared, if takes.named { Shared::Asked } else { Shared::No }, "{takes:?}");
-        // What was offered is no breach at the end that takes it.
+        // An offer is no breach at an end that takes what is offered.
         s.send(0, b"still there").await;
         assert_eq!(c.receive().await.unwrap(), b"still there");
     }

@@ -1,4 +1,4 @@
-//! The in-process fabric: the contract of every provider, with and without delays, and its faults.
+//! The in-process fabric: its faults, and the contract of every provider with and without delays.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -75,7 +75,7 @@ everywhere! {
 }
 
 /// The key of another connection's memory is useless without its address, which is not near the
-/// peer's own.
+/// peer's own memory.
 #[tokio::test]
 async fn landing_memory_of_another_connection_is_not_found() {
     let w = world(1, 0);
@@ -120,7 +120,8 @@ async fn writes_are_checked() {
     }
 }
 
-/// Returned memory accepts no more WRITEs, and a local key is not a remote one (R9, R12).
+/// Memory that was returned accepts no more WRITEs, and a local key does not allow WRITEs (R9,
+/// R12).
 #[tokio::test]
 async fn keys_end_with_their_registration() {
     let w = world(1, 0);
@@ -359,7 +360,7 @@ async fn two_threads_lose_no_wakeup() {
     drop(echo.await.unwrap());
 }
 
-/// Memory that posted work reads must not change until the work has completed (R10); the audit
+/// Memory that posted work reads must not change until the work has completed (R10). The audit
 /// detects a change.
 #[tokio::test]
 async fn an_audit_sees_memory_that_changes_under_the_device() {
@@ -425,7 +426,7 @@ async fn latency_takes_time_and_keeps_the_order() {
         }
     };
     tokio::join!(client, server);
-    // Ten concurrent delays of at most 50 ms each, and those of their completions.
+    // Ten messages have concurrent delays of at most 50 ms each, and so do their completions.
     let took = begun.elapsed();
     assert!(took >= Duration::from_millis(5) && took <= 2 * latency, "{took:?}");
 }
@@ -535,7 +536,7 @@ async fn completions_may_be_flushed_when_a_link_dies() {
 }
 
 /// A WRITE whose bytes arrive in any order is complete when the message behind it is received, and
-/// in general not before.
+/// usually not before.
 #[tokio::test]
 async fn bytes_of_a_write_arrive_in_any_order() {
     let w = world_of(SimConfig { unordered: 1, ..SimConfig::default() });

@@ -1,5 +1,5 @@
-//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as in verbs.rs. The
-//! other process is this program again, which therefore has a main function of its own.
+//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as in verbs/main.rs.
+//! The other process runs this same program, which therefore has its own main function.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -10,7 +10,7 @@ use common::process::{self, Process};
 use common::*;
 use tonic_rdma_fabric::{Addr, Link, LinkError};
 
-/// The address to which the other process connects.
+/// The environment variable for the address to which the other process connects.
 const PEER: &str = "FABRIC_PEER";
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! The messages of the socket, the ring and the page for wake-ups have the bytes of
-//! golden/socket.txt, and docs/protocol.md has their layouts.
+//! Checks that the messages of the socket, the ring and the page for wake-ups have the bytes in
+//! golden/socket.txt and the layouts in docs/protocol.md.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn golden() -> Golden {
     Golden::parse(include_str!("../../golden/socket.txt"))
 }
 
-/// Values whose bytes all differ, so that no two fields can be taken for each other.
+/// The bytes of all values differ, so that no two fields can be mistaken for each other.
 fn cases() -> Vec<(&'static str, Message)> {
     let shape = Shape { slots: 0x0102, slot_size: 0x0140 };
     let takes = Takes { lent: true, named: false };
@@ -64,7 +64,7 @@ fn cases() -> Vec<(&'static str, Message)> {
     ]
 }
 
-/// The numbers of a message by the names of their fields.
+/// The numbers in a message, with the names of their fields.
 fn values(message: &Message) -> Vec<(&'static str, u64)> {
     let shape = |shape: &Shape| {
         let Shape { slots, slot_size } = *shape;

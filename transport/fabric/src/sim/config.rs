@@ -28,7 +28,7 @@ pub struct SimConfig {
     pub unordered: u32,
     /// Whether memory that a peer has lent may be lent again. Default false.
     pub lends_on: bool,
-    /// Maximum depth of a send queue; at least 4. Default: no maximum.
+    /// Maximum depth of a send queue, at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
     /// Whether the rules are checked: see [`SimNet::breaches`](crate::sim::SimNet::breaches).
     /// Default false, because checking reads all payload three times.

@@ -70,14 +70,14 @@ pub enum Event<'a> {
         addr: u64,
         /// The key used.
         rkey: u32,
-        /// Bytes.
+        /// The number of bytes.
         len: usize,
     },
     /// A message was handed to the driver.
     Received {
         /// The receiver.
         end: EndId,
-        /// Bytes.
+        /// The number of bytes.
         len: u32,
     },
     /// A RECV was posted again.
@@ -124,7 +124,7 @@ pub enum Event<'a> {
         device: &'a str,
         /// The start address in work requests (iova).
         addr: u64,
-        /// Bytes.
+        /// The number of bytes.
         len: usize,
         /// Whether peers may write to the memory.
         remote: bool,
@@ -135,7 +135,7 @@ pub enum Event<'a> {
         device: &'a str,
         /// The start address, as it was registered.
         addr: u64,
-        /// Bytes.
+        /// The number of bytes.
         len: usize,
     },
 }

@@ -96,7 +96,8 @@ impl NetState {
     }
 
     pub(super) fn draw(&self) -> u64 {
-        // Links count from 0, so their random streams differ.
+        // The random streams of links are numbered from 0 upwards. This number counts down from the
+        // maximum, so the streams differ.
         Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
     }
 

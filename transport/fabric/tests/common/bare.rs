@@ -1,4 +1,4 @@
-//! Bare connections: what is measured over them, and peers that misuse them.
+//! Tests of bare connections: measurements, and peers that misuse them.
 
 use std::num::NonZeroU64;
 
@@ -6,7 +6,7 @@ use tonic_rdma_fabric::bare::{self, Bare, BareError, BareLimits};
 
 use super::*;
 
-/// WRITEs of less than the longest take turns in where they are taken from.
+/// WRITEs that are shorter than the longest use different parts of the source memory in turn.
 const LIMITS: BareLimits = BareLimits {
     places: 4,
     place_len: 64 << 10,
@@ -21,7 +21,7 @@ async fn links(server: &Side, client: &Side) -> (AnyLink, AnyLink) {
     (s.link, c.link)
 }
 
-/// The serving end's error after the other end has done `work`.
+/// Returns the serving end's error after the other end has done `work`.
 async fn served<F>(server: &Side, client: &Side, work: impl FnOnce(AnyLink) -> F) -> BareError
 where
     F: Future<Output = ()>,
@@ -44,7 +44,7 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
             bare.write(len, count, in_flight).await.unwrap();
             bare.written(len, count, in_flight).await.unwrap();
         }
-        // More than the other end writes at a request: several of them.
+        // This is more than the other end writes for one request, so it takes several requests.
         let count = LIMITS.requested as usize / 4096 * 3 / 2;
         bare.written(4096, count, 8).await.unwrap();
         bare.written(64, LIMITS.requested_writes as usize * 3 / 2, 8).await.unwrap();
@@ -66,13 +66,13 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
             ..LIMITS
         };
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
-        // No longer ones than the peer was granted.
+        // No WRITE may be longer than the places of this end.
         assert_eq!(bare.longest(), 4096);
         let named = "no place for a WRITE of 1048576 bytes: the peer's longest has 4096";
         assert_eq!(bare.write(1 << 20, 1, 1).await.unwrap_err().to_string(), named);
         let error = bare.written(8192, 1, 1).await.unwrap_err();
         assert!(matches!(error, BareError::TooLong { len: 8192, longest: 4096 }), "{error}");
-        // More than is written at a request.
+        // This is more than the other end writes for one request.
         let error = bare.written(4096, 1 << 20, 8).await.unwrap_err();
         assert!(matches!(error, BareError::Link(_)), "{error}");
     });
@@ -80,7 +80,7 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
     assert_eq!(ended, "the peer wants 4294967296 bytes written, at most 16777216 are");
 }
 
-/// Short WRITEs: few bytes, and as many turns of the other end as the peer pleases.
+/// One request for many short WRITEs has few bytes, but would cost the other end much time.
 pub async fn a_bare_connection_is_charged_for_each_write(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
         let greedy = BareLimits { requested_writes: u64::MAX, ..LIMITS };
@@ -92,7 +92,7 @@ pub async fn a_bare_connection_is_charged_for_each_write(server: &Side, client: 
     assert_eq!(ended, "the peer wants 1048576 WRITEs, at most 4096 are done at a request");
 }
 
-/// Composed by hand: what no client of ours sends.
+/// The messages are composed by hand, because no client of this crate sends them.
 pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
     let place = |addr: u64, rkey: u32, len: u32| {
         let mut message = vec![2];
@@ -114,7 +114,7 @@ pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
         (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before"),
         (&[place(nowhere, 7, u32::MAX), write(0, 4096, 1)], "no place for a WRITE of 0 bytes"),
         (&[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)], "1048576 bytes written"),
-        // Memory that is nobody's. What the link says of it is the link's.
+        // No memory has this address and key. The link chooses the text of the error.
         (&[place(nowhere, 0xdead_beef, u32::MAX), write(1, 1000, u32::MAX)], ""),
     ];
     for (messages, named) in cases {

@@ -1,4 +1,5 @@
-//! The contract of every provider. The tests of a provider call these functions with its fabric.
+//! The contract of every provider, as test functions. The tests of a provider call them with its
+//! fabric.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -41,8 +42,8 @@ pub fn config() -> LinkConfig {
 }
 
 thread_local! {
-    /// The busy-poll limit of links that this thread's test makes; the default unless the test sets
-    /// it.
+    /// The busy-poll limit of links that this thread's test makes. It is the default unless the
+    /// test sets it.
     pub static BUSY_POLL_LIMIT: Cell<Duration> = const { Cell::new(Duration::from_millis(2)) };
 }
 
@@ -203,7 +204,7 @@ impl End {
         Ok(())
     }
 
-    /// Polls until the link is dead.
+    /// Polls until the link is dead, and returns its error.
     pub async fn death(&mut self) -> LinkError {
         loop {
             if let Err(error) =
@@ -357,7 +358,7 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
     assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
 }
 
-/// Extra RECVs are posted and used, removed one by one, and posted again.
+/// Extra RECVs are posted and used, then removed one by one, and posted again.
 pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let LinkConfig { recv_slots, recv_extra, slot_size, .. } = config();
@@ -409,7 +410,8 @@ async fn pass(sender: &mut End, receiver: &mut End, lens: &[usize], round: u8) -
     posted
 }
 
-/// RECVs at rest that are shorter than extra ones are left out while those serve.
+/// The RECVs of a link at rest may be shorter than extra RECVs. The short RECVs are not posted
+/// again while extra RECVs are in use.
 pub async fn short_recvs_make_way_for_extra_ones(server: &Side, client: &Side) {
     let config = LinkConfig { recv_slots: 4, rest_recv_size: 256, ..config() };
     let (short, long) = ([256; 4], [1024; 8]);
@@ -432,7 +434,8 @@ pub async fn short_recvs_make_way_for_extra_ones(server: &Side, client: &Side) {
         assert_eq!(s.link.shrink().unwrap(), 4);
         assert_eq!(s.link.shrink().unwrap(), 0, "all are posted");
         assert_eq!(pass(&mut c, &mut s, &long[..5], round).await, 0);
-        // Load in between: the long ones come back behind what is posted.
+        // Load returns before the link is at rest. The long RECVs are posted again, behind those
+        // that are already posted.
         assert_eq!(s.link.grow(&server.pool).unwrap(), 5);
         let posted = [&long[..3], &short[..], &long[..5]].concat();
         assert_eq!(pass(&mut c, &mut s, &posted, round).await, 8);
@@ -443,7 +446,8 @@ pub async fn short_recvs_make_way_for_extra_ones(server: &Side, client: &Side) {
     }
 }
 
-/// With little memory to spare a part of the extra RECVs is posted, and with none none.
+/// If the pool has little memory to spare, only a part of the extra RECVs is posted. If it has
+/// none, no extra RECV is posted.
 pub async fn extra_recvs_take_what_the_pool_can_spare(server: &Side, client: &Side) {
     let config = LinkConfig {
         recv_slots: 4,
@@ -472,7 +476,8 @@ pub async fn extra_recvs_take_what_the_pool_can_spare(server: &Side, client: &Si
     assert_eq!(s.link.grow(&server.pool).unwrap(), 0, "as many as there is memory for");
 }
 
-/// The SEND slots of a busy connection are leased, used and returned while nothing is in flight.
+/// The SEND slots of a busy connection are leased and used. They are returned only while nothing is
+/// in flight.
 pub async fn busy_send_slots_come_and_go(server: &Side, client: &Side) {
     let config = LinkConfig { send_slots: 1, busy_send_slots: 8, staging: 0, ..config() };
     let (mut s, mut c) = pair_over(&mut server.listen(), server, client, &config).await;
@@ -589,8 +594,8 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     }
 }
 
-/// Landed data is sent on in place, under a local key of the device: in short pieces, which go
-/// inline, and in long ones.
+/// Landed data is sent on from where it lies, under a local key of the device. Short pieces go
+/// inline, long pieces do not.
 pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let len = 64 << 10;
@@ -618,14 +623,15 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     }
 }
 
-/// A full queue applies back-pressure (R5): no room, then room again, and nothing is lost.
+/// A full queue applies back-pressure (R5): it has no room, then it has room again, and nothing is
+/// lost.
 pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let depth = c.link.caps().send_queue;
     let landing = server.landing(64 << 10);
     grant(&mut s, &mut c, landing.rkey()).await;
     let (addr, rkey) = (landing.addr(), landing.rkey());
-    // Soft-iWARP would signal each WRITE of a page.
+    // These WRITEs are shorter than a page, because Soft-iWARP would signal each WRITE of a page.
     let payload = client.payload(2048, 9);
     // A link that copies at once is never full.
     let copies = c.link.caps().any_memory;
@@ -709,8 +715,8 @@ pub async fn a_drop_is_seen(server: &Side, client: &Side) {
     assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
 }
 
-/// The accepting end drops the link at once. Over InfiniBand and RoCE its connection manager may
-/// not have processed the last message of the handshake by then.
+/// The accepting end drops the link at once. Over InfiniBand and RoCE, its connection manager may
+/// not yet have processed the last message of the handshake.
 pub async fn an_accepted_link_that_is_dropped_at_once_ends(server: &Side, client: &Side) {
     for _ in 0..20 {
         let (s, mut c) = pair(server, client).await;

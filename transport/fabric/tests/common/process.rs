@@ -25,7 +25,7 @@ impl Process {
         Process { child, lines }
     }
 
-    /// Waits for a line that begins with this word, and returns the rest of it.
+    /// Waits for a line that contains this word, and returns the text behind the word.
     pub fn says(&mut self, word: &str) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let found =
@@ -33,11 +33,11 @@ impl Process {
         found.expect("the other process has ended")
     }
 
-    /// Waits until the process ends.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
+    /// Waits until the process ends, and returns whether it succeeded.
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().unwrap().success()
     }
@@ -62,7 +62,7 @@ pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     libtest_mimic::run(&arguments, trials.into_iter().collect()).exit_code()
 }
 
-/// A test in a runtime of its own.
+/// Makes a test that runs in its own runtime.
 pub fn self_test<F: Future<Output = ()>>(
     name: &str,
     test: impl FnOnce() -> F + Send + 'static,

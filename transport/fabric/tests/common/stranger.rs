@@ -25,7 +25,7 @@ use super::TIMEOUT;
 
 pub const HELLO: u8 = 1;
 pub const ACCEPT: u8 = 2;
-/// The bytes of the nonce in ACCEPT.
+/// The range of bytes in ACCEPT that hold the nonce.
 pub const NONCE: std::ops::Range<usize> = 25..33;
 pub const REFUSED: u8 = 4;
 pub const CHUNK: u8 = 5;
@@ -51,19 +51,20 @@ pub const SLOT_SIZE: u32 = 1024;
 /// The size of this ring.
 pub const RING_BYTES: u64 = ring_bytes(SLOTS, SLOT_SIZE);
 
-/// Bytes of a ring: 32 words and one for each slot, in lines of 8, then room for the messages and
-/// one more.
+/// The number of bytes of a ring. First come 32 words and one word for each slot, rounded up to
+/// lines of 8. Then comes room for one message more than there are slots.
 pub const fn ring_bytes(slots: u32, slot_size: u32) -> u64 {
     ((32 + slots).next_multiple_of(8) * 8 + (slots + 1) * slot_size) as u64
 }
 
-/// Where the client's ring begins in the file of both rings, after the server's.
+/// Returns where the client's ring begins in the file of both rings, behind the server's ring.
 pub const fn client_ring(server: u64) -> u64 {
     server.next_multiple_of(64 << 10)
 }
 
-/// The size of a channel's page, and offsets in what a stranger that has made it is woken by, and
-/// in what it wakes its peer by.
+/// The size of a channel's page, and offsets in it. If a stranger has made the channel, its peer
+/// wakes it through the words from INBOUND on. The stranger wakes its peer through the words from
+/// OUTBOUND on.
 pub const PAGE_BYTES: u64 = 2048;
 pub const INBOUND: u64 = 0;
 pub const OUTBOUND: u64 = 1024;
@@ -101,7 +102,7 @@ pub fn forget(rkey: u32) -> Vec<u8> {
     [&[FORGET], rkey.to_le_bytes().as_slice()].concat()
 }
 
-/// A message that has nothing but a key.
+/// A message that contains only a key.
 pub fn with_key(kind: u8, key: u32) -> Vec<u8> {
     let mut message = forget(key);
     message[0] = kind;
@@ -131,7 +132,7 @@ pub fn fill_pages(file: &OwnedFd, len: u64) {
     assert_eq!(rustix::io::pwrite(file, &zeros, 0).unwrap(), zeros.len());
 }
 
-/// Like [`sealed`], but with all of its pages.
+/// Like [`sealed`], but all pages of the file are allocated.
 pub fn whole(len: u64) -> OwnedFd {
     let file = sealed(len);
     fill_pages(&file, len);
@@ -154,15 +155,16 @@ pub fn count(event_fd: &OwnedFd) -> u64 {
     u64::from_str_radix(count.trim(), 16).unwrap()
 }
 
-/// Fills the counter of an eventfd: no write adds to it.
+/// Fills the counter of an eventfd, so that no write can add to it.
 pub fn fill(event_fd: &OwnedFd) {
     let room = u64::MAX - 1 - count(event_fd);
     rustix::io::write(event_fd, &room.to_ne_bytes()).unwrap();
 }
 
-/// Has the kernel move the counter of an eventfd to u64::MAX, which no write can.
+/// Makes the kernel set the counter of an eventfd to u64::MAX, which no write can do.
 pub fn overflow(event_fd: &OwnedFd) {
-    // struct iocb, as linux/aio_abi.h has it: IOCB_CMD_PREAD of nothing, IOCB_FLAG_RESFD.
+    // This is struct iocb of linux/aio_abi.h. The request is an IOCB_CMD_PREAD of no bytes, with
+    // IOCB_FLAG_RESFD.
     #[repr(C)]
     #[derive(Default)]
     struct Iocb {
@@ -194,7 +196,8 @@ pub fn overflow(event_fd: &OwnedFd) {
     assert_eq!(again, Err(rustix::io::Errno::AGAIN));
 }
 
-/// READY that answers this nonce, with a channel of this number, which the stranger has made.
+/// A READY that answers this nonce and names a channel of this number. The stranger has made the
+/// channel.
 pub fn ready(nonce: u64, number: u64) -> Vec<u8> {
     let [nonce, number, runtime] = [nonce, number, 1].map(u64::to_le_bytes);
     [&[READY], nonce.as_slice(), &number, &runtime, &[0]].concat()
@@ -210,7 +213,8 @@ pub fn stranger_listener(name: &str) -> OwnedFd {
     listener
 }
 
-/// The request of a stranger that has greeted. One whose greeting is refused never arrives.
+/// Waits for the request of a stranger that has sent its greeting. If the greeting was refused, the
+/// request never arrives, and the test fails.
 pub async fn arrival(listener: &mut Listener) -> Incoming {
     let incoming = tokio::time::timeout(TIMEOUT, listener.accept()).await;
     incoming.expect("the greeting was not refused").unwrap()
@@ -219,15 +223,15 @@ pub async fn arrival(listener: &mut Listener) -> Incoming {
 /// A connected process that may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
-    /// The file of both rings, and where the ring begins that the stranger receives through.
+    /// The file of both rings, and the offset of the ring through which the stranger receives.
     pub rings: OnceLock<(File, u64)>,
-    /// The eventfd that it waits for, and the one that it wakes its peer by.
+    /// The eventfd for which the stranger waits, and the eventfd with which it wakes its peer.
     pub own_event_fd: OwnedFd,
     pub peers_event_fd: OwnedFd,
-    /// The page of its wake-up channel.
+    /// The page of the stranger's wake-up channel.
     pub page: File,
     pub number: u64,
-    /// That of the last ACCEPT.
+    /// The nonce of the last ACCEPT.
     pub nonce: AtomicU64,
 }
 
@@ -240,13 +244,13 @@ impl Stranger {
         Self::with(socket)
     }
 
-    /// A server's end: the next connection of this listener.
+    /// Accepts the next connection of this listener, as a server.
     pub fn accept(listener: &OwnedFd) -> Stranger {
         Self::with(rustix::net::accept(listener).unwrap())
     }
 
     fn with(socket: OwnedFd) -> Stranger {
-        // Makes a test fail that would otherwise hang.
+        // With the timeouts a test fails that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
         static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
@@ -268,7 +272,7 @@ impl Stranger {
         self.try_send(bytes, fds).unwrap();
     }
 
-    /// The next message, or `None` if the connection has been closed.
+    /// Receives the next message. Returns `None` if the connection has been closed.
     pub fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -294,7 +298,7 @@ impl Stranger {
         self.send(&hello(SLOTS, SLOT_SIZE), &[]);
     }
 
-    /// Receives ACCEPT, and returns the file that comes with it, which begins with the server's
+    /// Receives ACCEPT, and returns the file that comes with it. The file begins with the server's
     /// ring.
     pub fn accepted(&self) -> File {
         let (accept, mut fds) = self.receive().unwrap();
@@ -309,7 +313,7 @@ impl Stranger {
         file
     }
 
-    /// READY that answers the last ACCEPT.
+    /// A READY that answers the last ACCEPT.
     pub fn ready(&self, number: u64) -> Vec<u8> {
         ready(self.nonce.load(Ordering::Relaxed), number)
     }
@@ -328,7 +332,7 @@ impl Stranger {
     }
 
     /// Like [`accepted`](Self::accepted), but does not block the test's runtime. Then sends READY,
-    /// with `fds` as eventfds and page of its channel.
+    /// with `fds` as the eventfds and the page of the stranger's channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
@@ -336,13 +340,13 @@ impl Stranger {
             let message = this.ready(this.number);
             this.send(&message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
-            // The thread that closes them last may have to wait.
+            // This thread may be the last to close the descriptors, and then it has to wait.
             drop(fds);
         });
         entered.await.unwrap()
     }
 
-    /// The eventfds and the page that it has made.
+    /// The eventfds and the page that the stranger has made.
     pub fn own(&self) -> Vec<OwnedFd> {
         let Stranger { own_event_fd, peers_event_fd, page, .. } = self;
         [own_event_fd.as_fd(), peers_event_fd.as_fd(), page.as_fd()]

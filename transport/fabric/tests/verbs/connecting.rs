@@ -1,4 +1,4 @@
-//! Listeners, and attempts at a connection.
+//! Listeners and connection attempts.
 
 use super::*;
 
@@ -18,8 +18,8 @@ async fn a_wildcard_listener_takes_requests() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// Attempts are given up at any moment, while the answers to them arrive on another thread. Nothing
-/// of them is left.
+/// Attempts are given up at any moment, while their answers arrive on another thread. All their
+/// resources are freed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_that_are_given_up_leave_nothing() {
     let _turn = TURN.lock().await;
@@ -41,7 +41,7 @@ async fn attempts_that_are_given_up_leave_nothing() {
     }
     server.abort();
     let _ = server.await;
-    // On iWARP a thread of its own ends an attempt that is unanswered.
+    // On iWARP a separate thread ends an attempt that is unanswered.
     let gone = async {
         while side.pool.stats().control > 0 || completion_queues() > before {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -83,7 +83,7 @@ async fn ports_that_tcp_uses_are_passed_over() {
 async fn a_dead_address_times_out() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    // An address on the device's network that nobody has.
+    // This is an address in the device's network that no host has.
     let std::net::IpAddr::V4(ip) = side.ip() else { panic!("the guest's addresses are IPv4") };
     let [a, b, c, _] = ip.octets();
     let dead = Addr::Ip(SocketAddr::from(([a, b, c, 77], 18515)));

@@ -1,6 +1,5 @@
-//! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest
-//! (`tests/guest/run --device rxe -- ...`). Built when it is named only. Without a device every
-//! test fails.
+//! Real verbs on the device that `GUEST_DEVICE` names. Run this test in the guest (`tests/guest/run
+//! --device rxe -- ...`). It is built only when it is named. Without a device every test fails.
 //!
 //! | module | what |
 //! |---|---|
@@ -139,8 +138,8 @@ async fn devices_are_listed() {
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
 }
 
-/// libsiw takes one offset for an error, which the queues of some 60 links reach (see
-/// `src/verbs/siw.rs`).
+/// libsiw mistakes one mapping offset for an error. The queues of some 60 links reach that offset
+/// (see `src/verbs/siw.rs`).
 #[tokio::test]
 async fn a_hundred_links_stand_at_once() {
     let _turn = TURN.lock().await;
@@ -164,8 +163,8 @@ async fn a_hundred_links_stand_at_once() {
     }
 }
 
-/// TCP may read a page of a WRITE that Soft-iWARP does not signal after that WRITE's completion, so
-/// each WRITE of a page is signalled there (see `src/verbs/siw.rs`).
+/// If a WRITE is not signalled, TCP under Soft-iWARP may still read the WRITE's pages after its
+/// completion. So each WRITE of a page or more is signalled there (see `src/verbs/siw.rs`).
 #[tokio::test]
 async fn soft_iwarp_alone_signals_each_write_of_a_page() {
     let _turn = TURN.lock().await;
@@ -225,7 +224,7 @@ async fn connections_leave_nothing_behind() {
         let ((), outcome) = tokio::join!(reject, side.connect(&addr));
         assert!(outcome.is_err());
     }
-    // A thread of its own ends each attempt that has failed.
+    // A separate thread ends each attempt that has failed.
     let mut looks = 0;
     while descriptors() > before {
         looks += 1;
@@ -262,7 +261,7 @@ async fn any_order_of_drops_is_fine() {
     common::sends_of_all_sizes(&side, &side).await;
 }
 
-/// Completion queues of the device, as the kernel counts them.
+/// The number of the device's completion queues, as the kernel counts them.
 fn completion_queues() -> usize {
     let shown = Command::new("rdma").args(["resource", "show", &guest_device()]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
@@ -270,7 +269,7 @@ fn completion_queues() -> usize {
     words.nth(1).unwrap_or_else(|| panic!("no number of queues: {shown}")).parse().unwrap()
 }
 
-/// Links of which two fill a completion queue.
+/// A configuration with which two links fill a completion queue.
 fn small() -> LinkConfig {
     LinkConfig {
         recv_slots: 4,

@@ -4,7 +4,7 @@ use tonic_rdma_memory::{HugePages, Pool, PoolConfig};
 
 use super::*;
 
-/// A wrong key, a wrong address, a local key, and a key that has expired.
+/// WRITEs with a wrong key, a wrong address and a local key.
 #[tokio::test]
 async fn writes_outside_the_grant_hurt_the_link_only() {
     let _turn = TURN.lock().await;
@@ -38,7 +38,7 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
     common::sends_of_all_sizes(&side, &side).await;
 }
 
-/// Sends a WRITE and then a SEND over a connection of its own. `None`: both arrived.
+/// Sends a WRITE and then a SEND over a new connection. Returns `None` if both arrived.
 async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<LinkError> {
     let (mut s, mut c) = greeted_pair(side, side).await;
     let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 0xa5)).unwrap());
@@ -69,7 +69,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
     let victim = side.landing(len);
     let own = side.landing(len);
     assert_ne!(victim.rkey(), own.rkey());
-    // Other memory may be mapped between the two.
+    // Other memory may be mapped between the two chunks.
     let near = (0..24).map(|chunks| chunks * len as u64);
     let guesses = near.flat_map(|by| [own.addr().wrapping_sub(by), own.addr().wrapping_add(by)]);
     for guess in guesses {
@@ -100,8 +100,8 @@ async fn landing_memory_of_another_connection_is_not_found() {
     assert!(landed[12288..].iter().all(|b| *b == 0), "changed behind what was written");
 }
 
-/// Each bit of the page number varies, as SECURITY.md counts. Chunks of whole huge pages keep their
-/// place within one.
+/// Each bit of the page number varies, as SECURITY.md states. Chunks of whole huge pages keep their
+/// offset within a huge page.
 #[tokio::test]
 async fn addresses_of_landing_memory_are_random() {
     let _turn = TURN.lock().await;
@@ -128,7 +128,7 @@ fn addresses_vary_from(first: u32, side: &Side) {
     }
 }
 
-/// Application memory may be mapped read-only, at any address, and the device only reads it: not
+/// Application memory may be mapped read-only, at any address. The device only reads it, so not
 /// even a peer that knows its address and key can write to it.
 #[tokio::test]
 async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
@@ -139,7 +139,7 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     std::io::Write::write_all(&mut file, &content).unwrap();
     // SAFETY: nobody else has the file.
     let shared = unsafe { memmap2::Mmap::map(&file) }.unwrap();
-    // Linux pins this since 6.2; before, the error says what to do.
+    // Linux can pin such a mapping since 6.2. On earlier kernels the error says what to do.
     match side.pool.register(bytes::Bytes::from_owner(shared)) {
         Ok(registered) => drop(registered),
         Err(error) => assert!(error.to_string().contains("map_copy_read_only"), "{error}"),
@@ -154,7 +154,7 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     let (remote_addr, rkey) = (landing.addr(), landing.rkey());
     c.queue(Work::Write { src: WriteSource::Bytes(source.clone()), remote_addr, rkey }, false)
         .unwrap();
-    // The application has dropped everything; the work in flight has not.
+    // The application has dropped its handle. The work in flight still uses the memory.
     drop(registered);
     c.queue_send(1, b"landed", true).unwrap();
     c.link.ring_doorbell().unwrap();
@@ -172,7 +172,7 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     }
 }
 
-/// Memory that processes on this host can be lent is also sent over the network.
+/// Memory that can be lent to processes on this host can also be sent over the network.
 #[tokio::test]
 async fn lendable_memory_is_registered_with_devices() {
     let _turn = TURN.lock().await;

@@ -1,9 +1,10 @@
-//! Queue pairs and completion queues: how many share one, and what ends a link.
+//! Queue pairs and completion queues: how many links share a completion queue, and what ends a
+//! link.
 
 use super::*;
 
-/// No attribute of a device tells how long inline data may be, and Soft-iWARP takes less than is
-/// asked for.
+/// No attribute of a device says how long inline data may be, and Soft-iWARP accepts less than
+/// others.
 #[tokio::test]
 async fn inline_data_is_as_long_as_the_device_takes() {
     let _turn = TURN.lock().await;
@@ -47,7 +48,7 @@ async fn a_full_completion_queue_is_followed_by_another() {
             client.done(posted[3]).await.unwrap();
         }
     }
-    // The places of links that are gone are used again.
+    // New links take the places of links that were dropped.
     links.drain(2..4);
     links.push(pair_over(&mut listener, &side, &side, &small()).await);
     links.push(pair_over(&mut listener, &side, &side, &small()).await);
@@ -75,7 +76,7 @@ async fn links_have_no_descriptors_of_their_own() {
     assert_eq!(self::descriptors(), descriptors);
 }
 
-/// Pairs that exchange messages while others end in each way there is.
+/// These pairs exchange messages while other pairs end in every possible way.
 #[tokio::test]
 async fn a_link_that_dies_takes_no_other_with_it() {
     let _turn = TURN.lock().await;
@@ -90,7 +91,7 @@ async fn a_link_that_dies_takes_no_other_with_it() {
         let (mut s, mut c) = pair_over(&mut listener, &side, &side, &shared).await;
         c.send(0, b"first").await;
         assert_eq!(s.receive().await.unwrap(), b"first");
-        // Work of both ends is in flight when it ends, and nobody takes its completions.
+        // Work is in flight when the link ends, and nobody takes its completions.
         for slot in 0..4 {
             c.post(slot, &[round; 300]);
         }
@@ -99,12 +100,12 @@ async fn a_link_that_dies_takes_no_other_with_it() {
             1 => s.link.disconnect(),
             2 => drop(c),
             3 => drop(s),
-            // More than the peer has RECVs for.
+            // One SEND more than the peer has RECVs for.
             4 => {
                 c.post(0, b"too many");
                 c.death().await;
             }
-            // A WRITE that is refused.
+            // A WRITE that the peer's device refuses.
             _ => {
                 let src = WriteSource::Staged { offset: 0, len: 64 };
                 c.queue(Work::Write { src, remote_addr: 4096, rkey: 0xdead }, true).unwrap();
@@ -129,7 +130,7 @@ async fn a_link_that_dies_takes_no_other_with_it() {
 async fn a_send_without_a_recv_kills_the_link() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    // Also if nobody waits for the completions.
+    // The same happens if no completion is signalled.
     for signal in [true, false] {
         let (mut s, mut c) = greeted_pair(&side, &side).await;
         for i in 0..config().recv_slots as usize + 1 {

@@ -1,4 +1,4 @@
-//! The protocol of a shared queue over a device that is made up.
+//! Tests the protocol of a shared queue over a made-up device.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use crate::verbs::completion::dispatch::{
 struct Device {
     completions: VecDeque<Completed>,
     armed: Armed,
-    /// Events in the channel.
+    /// The number of events in the channel.
     events: usize,
     arms: usize,
     takes: usize,
@@ -29,7 +29,7 @@ struct Device {
     busy: Option<u32>,
 }
 
-/// Entries of the queue.
+/// The number of entries in the queue.
 const ENTRIES: usize = 4096;
 
 fn completed(qp_num: u32, wr_id: u64, is_message: bool) -> Completed {
@@ -97,7 +97,7 @@ impl Queue for Made {
     fn arm(&mut self, what: Armed) -> io::Result<()> {
         let mut device = self.0.borrow_mut();
         device.arms += 1;
-        // As Soft-RoCE does: never for less.
+        // Like Soft-RoCE, arming never reduces what the queue is armed for.
         device.armed = device.armed.max(what);
         Ok(())
     }
@@ -181,8 +181,8 @@ fn react(device: &Made, dispatch: &mut Dispatch<Made>) -> ReactorStep {
     look(dispatch)
 }
 
-/// A peer sends as fast as this end takes: before, no queue pair could be made beside it, or
-/// destroyed (R20).
+/// If a peer sends as fast as this end takes, other queue pairs can still be made and destroyed
+/// (R20).
 #[test]
 fn joining_and_leaving_end_beside_a_queue_pair_that_is_always_busy() {
     let (device, mut dispatch) = made();
@@ -191,7 +191,8 @@ fn joining_and_leaving_end_beside_a_queue_pair_that_is_always_busy() {
         device.complete(2, n, true);
     }
     device.0.borrow_mut().busy = Some(1);
-    // What the queue had of the number is of an earlier queue pair, and is not delivered.
+    // The completions with this number in the queue belong to an earlier queue pair, and are not
+    // delivered.
     let mut other = Pair::join(&mut dispatch, 2);
     other.poll(&mut dispatch, false);
     assert!(other.got.is_empty(), "{:?}", other.got);
@@ -237,7 +238,7 @@ fn a_poller_takes_for_others_too() {
     assert_eq!((b.got.len(), b.wakes()), (0, 1));
     b.poll(&mut dispatch, false);
     assert_eq!(b.got, (1..100).step_by(2).collect::<Vec<u64>>());
-    // One that is awake is not woken.
+    // A member that is awake is not woken.
     device.complete(2, 100, true);
     a.poll(&mut dispatch, false);
     assert_eq!(b.wakes(), 1);
@@ -255,7 +256,7 @@ fn others_that_sleep_stay_safe_when_an_event_is_for_one() {
     assert_eq!(device.arms(), 1, "for both");
     device.complete(1, 0, true);
     react(&device, &mut dispatch);
-    // The first one never runs again.
+    // The first member never runs again.
     for n in 0..3 {
         device.complete(1, n, true);
         react(&device, &mut dispatch);
@@ -279,7 +280,7 @@ fn what_a_sleeper_waits_for_is_announced() {
     device.complete(2, 1, false);
     react(&device, &mut dispatch);
     assert_eq!(b.wakes(), 1);
-    // Work is posted while its owner sleeps.
+    // Work is announced while its owner sleeps.
     a.run(&mut dispatch, Armed::Solicited);
     dispatch.announce_all(a.id).unwrap();
     let arms = device.arms();
@@ -309,7 +310,7 @@ fn a_member_that_polls_makes_no_events() {
         assert_eq!(look(&mut dispatch), ReactorStep::LookAgain);
     }
     assert!(!device.read_event());
-    // It goes to sleep, and the reactor sees to the rest.
+    // The member goes to sleep, and the reactor does the rest.
     assert_eq!(a.sleep(&mut dispatch, Armed::Solicited), Sleep::Asleep);
     assert_eq!(device.arms(), arms);
     assert_eq!(look(&mut dispatch), ReactorStep::Wait);
@@ -327,7 +328,7 @@ fn a_number_that_is_used_again_gets_nothing_of_the_earlier_one() {
     other.run(&mut dispatch, Armed::Solicited);
     device.complete(5, 1, true);
     device.complete(6, 2, true);
-    // The number is free once the queue pair is destroyed, which may be before its owner leaves.
+    // A number is free once its queue pair is destroyed, which may happen before the owner leaves.
     let mut new = Pair::join(&mut dispatch, 5);
     old.leave(&mut dispatch);
     device.complete(5, 3, true);
@@ -335,12 +336,12 @@ fn a_number_that_is_used_again_gets_nothing_of_the_earlier_one() {
     assert_eq!(new.got, [3]);
     device.complete(5, 4, true);
     new.leave(&mut dispatch);
-    // Late.
+    // This completion arrives after its owner has left.
     device.complete(5, 5, true);
     let mut third = Pair::join(&mut dispatch, 5);
     third.run(&mut dispatch, Armed::All);
     assert_eq!(third.got, [0; 0]);
-    // One that has gone sleeps for nothing.
+    // A member that has left no longer waits for anything.
     third.leave(&mut dispatch);
     device.complete(5, 6, true);
     other.run(&mut dispatch, Armed::Solicited);
@@ -393,7 +394,7 @@ fn an_overrun_is_told_by_name() {
     assert_eq!(wake.len(), 1);
     let error = dispatch.poll(pair.id, false, 256, &mut |_| {}, &mut wake).unwrap_err();
     assert!(error.to_string().contains("overrun"), "{error}");
-    // No other queue pair joins those that are about to end.
+    // No other queue pair can join a queue that has failed.
     assert!(dispatch.has_failed());
     let error = dispatch.join(2, &mut wake).unwrap_err();
     assert!(error.to_string().contains("overrun"), "{error}");
@@ -441,14 +442,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: completions arrive once, in order and at their owner,
-    /// and whoever sleeps is woken by what it sleeps for, although nobody polls for it.
+    /// After any steps in any order, completions arrive once, in order and at their owner. A member
+    /// that sleeps is woken by the completions for which it sleeps, although no other member polls.
     #[test]
     fn nothing_is_lost(steps in proptest::collection::vec(step(), 1..120)) {
         let (device, mut dispatch) = made();
         let mut pairs: Vec<Pair> = (0..4).map(|n| Pair::join(&mut dispatch, n)).collect();
-        // What was completed of each, with whether it is a message; and what each sleeps for: all
-        // completions after this one, and the number of its wakes at the time.
+        // `expected` has the completions of each member, and whether each is a message. `asleep`
+        // has, for each sleeping member, the completion after which all completions wake it, and
+        // the number of its wakes when it went to sleep.
         let mut expected = vec![Vec::new(); 4];
         let mut asleep = [None; 4];
         let (mut next, mut in_hand, mut looking) = (0, false, false);
@@ -474,7 +476,7 @@ proptest! {
                 }
                 Step::AnnounceAll(n) => {
                     dispatch.announce_all(pairs[n].id).unwrap();
-                    // As a device does, it announces what comes from now on.
+                    // Like a device, it announces only completions that come from now on.
                     if let Some((after, _)) = &mut asleep[n] {
                         *after = next.min(*after);
                     }
@@ -496,7 +498,7 @@ proptest! {
                 Step::React | Step::Look => {}
             }
         }
-        // The reactor alone goes on.
+        // Now only the reactor continues.
         let mut rounds = 0;
         while in_hand || looking || device.read_event() {
             dispatch.take_event();
@@ -536,7 +538,7 @@ fn the_length_is_read_of_received_messages_alone() {
         }
     };
     let ok = ibv_wc_status::IBV_WC_SUCCESS;
-    // IBV_WC_REM_ACCESS_ERR of verbs.h.
+    // This is IBV_WC_REM_ACCESS_ERR of verbs.h.
     let refused = 10;
     for error in [ibv_wc_status::IBV_WC_WR_FLUSH_ERR, refused] {
         for wr_id in [RECV | 3, 3] {
