@@ -240,15 +240,15 @@ impl Pinning {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sizes {
-    /// Bytes of the whole pool.
+    /// The size of the whole pool in bytes.
     pub total: usize,
-    /// Bytes for buffers that the application fills and sends.
+    /// The number of bytes for buffers that the application fills and sends.
     pub send: usize,
-    /// Bytes for memory that peers may write to.
+    /// The number of bytes for memory that peers may write to.
     pub landing: usize,
-    /// Bytes for the control blocks of connections.
+    /// The number of bytes for the control blocks of connections.
     pub control: usize,
-    /// Bytes of one landing chunk.
+    /// The size of one landing chunk in bytes.
     pub chunk: usize,
     /// Which pages the pool uses.
     pub huge_pages: HugePages,

@@ -133,7 +133,7 @@ mod x86 {
     }
 
     const WIDTH: usize = size_of::<__m256i>();
-    /// Bytes copied by one iteration of the loop.
+    /// The number of bytes that one iteration of the loop copies.
     const STEP: usize = 4 * WIDTH;
 
     /// Copies by a loop of vector loads and stores. Stores are aligned. They are also volatile, so

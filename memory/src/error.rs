@@ -121,17 +121,17 @@ pub enum PoolError {
         kib = (.needed + .pinned).div_ceil(1024)
     )]
     Memlock {
-        /// Bytes that are needed, including the margin for the rest of the process.
+        /// The number of bytes needed, including the margin for the rest of the process.
         needed: u64,
         /// RLIMIT_MEMLOCK in bytes: the hard limit, to which the soft limit has been raised.
         limit: u64,
-        /// Bytes that the process has already pinned or locked.
+        /// The number of bytes that the process has already pinned or locked.
         pinned: u64,
     },
     /// The configuration: the pool is smaller than the smallest pool that works.
     #[error("a pool of {total} bytes is configured, the smallest that works has {min}")]
     TooSmall {
-        /// Bytes configured.
+        /// The configured size in bytes.
         total: usize,
         /// The smallest pool in bytes.
         min: usize,
@@ -142,13 +142,13 @@ pub enum PoolError {
          for connections; landing and connections need {min} bytes each: configure a larger total or smaller parts"
     )]
     Parts {
-        /// Bytes configured.
+        /// The configured size in bytes.
         total: usize,
-        /// Bytes for sending.
+        /// The number of bytes for sending.
         send: usize,
-        /// Bytes for landing.
+        /// The number of bytes for landing.
         landing: usize,
-        /// Bytes that are left for the control blocks of connections.
+        /// The number of bytes left for the control blocks of connections.
         control: usize,
         /// Minimum bytes for landing, and for connections.
         min: usize,
@@ -158,7 +158,7 @@ pub enum PoolError {
         "{len} bytes asked for, the budget for {usage} memory is {budget} bytes; configure a larger pool"
     )]
     TooLarge {
-        /// Bytes requested.
+        /// The number of bytes requested.
         len: usize,
         /// The budget in bytes.
         budget: usize,
@@ -168,7 +168,7 @@ pub enum PoolError {
     /// All memory of the budget is in use at the moment.
     #[error("all {budget} bytes of {usage} memory are in use, {len} more were asked for")]
     Exhausted {
-        /// Bytes requested.
+        /// The number of bytes requested.
         len: usize,
         /// The budget in bytes.
         budget: usize,
@@ -179,7 +179,7 @@ pub enum PoolError {
     /// this host needs. RLIMIT_FSIZE is too low, or a system call filter forbids memfd_create(2).
     #[error("a memory file of {len} bytes cannot be made: {source}")]
     File {
-        /// Bytes of the file.
+        /// The size of the file in bytes.
         len: usize,
         /// The error of the system call.
         source: io::Error,
@@ -187,7 +187,7 @@ pub enum PoolError {
     /// The environment: the kernel did not map memory.
     #[error("mapping {len} bytes failed: {source}")]
     Map {
-        /// Bytes requested.
+        /// The number of bytes requested.
         len: usize,
         /// The error of mmap(2).
         source: io::Error,
@@ -215,13 +215,13 @@ pub enum RegionError {
          unit, `docker run --ulimit memlock=-1`)"
     )]
     Memlock {
-        /// Bytes that were to be registered.
+        /// The number of bytes that were to be registered.
         len: usize,
         /// RLIMIT_MEMLOCK in bytes.
         limit: u64,
-        /// Bytes that the process has already pinned or locked.
+        /// The number of bytes that the process has already pinned or locked.
         pinned: u64,
-        /// Bytes that the pool may still pin.
+        /// The number of bytes that the pool may still pin.
         reserved: u64,
     },
     /// The caller: a part of the memory is registered already, or is pool memory, which can be sent
@@ -231,7 +231,7 @@ pub enum RegionError {
         if *.pool { "is memory of the pool, which is sent as it is" } else { "is registered already, by an earlier call" }
     )]
     Overlap {
-        /// Bytes that were to be registered.
+        /// The number of bytes that were to be registered.
         len: usize,
         /// True if the part is pool memory, false if it is application memory.
         pool: bool,

@@ -16,7 +16,8 @@ pub struct Memlock {
     /// The hard limit, up to which the soft limit may be raised. `None` means that there is no
     /// limit.
     pub hard: Option<u64>,
-    /// Bytes that the process has pinned or locked (the larger of VmPin and VmLck in proc(5)).
+    /// The number of bytes that the process has pinned or locked (the larger of VmPin and VmLck in
+    /// proc(5)).
     pub pinned: u64,
     /// Whether the process has CAP_IPC_LOCK in the initial user namespace, which lifts the limit.
     pub cap_ipc_lock: bool,

@@ -55,9 +55,9 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Bytes that the queues of one connection pin in addition to its memory. These bytes count
-    /// against RLIMIT_MEMLOCK: adapter drivers pin the buffers of queue pairs and completion
-    /// queues.
+    /// The number of bytes that the queues of one connection pin in addition to its memory. These
+    /// bytes count against RLIMIT_MEMLOCK: adapter drivers pin the buffers of queue pairs and
+    /// completion queues.
     fn queue_bytes(&self) -> usize {
         0
     }

@@ -30,7 +30,7 @@ impl fmt::Display for Use {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Bytes of a slot.
+    /// The size of a slot in bytes.
     pub slot: usize,
     /// The number of slots.
     pub slots: usize,

@@ -92,7 +92,7 @@ struct Peer {
 pub(crate) struct Arenas {
     usage: Use,
     budget: usize,
-    /// Bytes of a page: arenas are whole pages.
+    /// The size of a page in bytes. Arenas are whole pages.
     page: usize,
     classes: Vec<Class>,
     /// The arenas of all size classes. The lock also serializes growth.

@@ -22,7 +22,8 @@ use crate::copy::copy;
 /// The size of the first window, and of the first window after a field that was lent or skipped.
 /// This size is enough for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
-/// Bytes of the longest window. Windows double in length while a message is read without a gap.
+/// The length of the longest window in bytes. Windows double in length while a message is read
+/// without a gap.
 const MAX_WINDOW: usize = 4096;
 
 /// Copies `len` bytes to which another process or a device may write during the call.

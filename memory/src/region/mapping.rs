@@ -19,7 +19,7 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
 /// Number of bytes populated at a time.
 const POPULATE_STEP: usize = 64 << 10;
-/// Bytes of the smallest page.
+/// The size of the smallest page in bytes.
 const MIN_PAGE: usize = 4096;
 
 /// The place of a mapping in the address space.

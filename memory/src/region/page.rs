@@ -3,9 +3,9 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes of a huge page on x86-64, and on arm64 by default.
+/// The size of a huge page in bytes on x86-64, and on arm64 by default.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
-/// Bytes of the smallest page on any architecture.
+/// The size in bytes of the smallest page on any architecture.
 const MIN_PAGE: usize = 4096;
 
 /// Which pages a pool uses.
@@ -21,8 +21,8 @@ pub enum HugePages {
     Explicit,
 }
 
-/// Bytes of a page: 4 KiB, or 64 KiB on some arm64 and ppc64 kernels. Mappings, and therefore
-/// budgets, are whole pages.
+/// The size of a page in bytes: 4 KiB, or 64 KiB on some arm64 and ppc64 kernels. Mappings, and
+/// therefore budgets, are whole pages.
 pub(crate) fn page() -> usize {
     static PAGE: AtomicUsize = AtomicUsize::new(0);
     match PAGE.load(Relaxed) {

@@ -44,7 +44,7 @@ struct DeviceRegistration {
     len: usize,
     /// The memory, unless an arena owns it.
     memory: Option<Bytes>,
-    /// Bytes that count as application memory.
+    /// The number of bytes that count as application memory.
     counted: usize,
     lend_key: Option<u32>,
     ledger: Arc<Ledger>,

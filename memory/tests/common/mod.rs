@@ -161,7 +161,7 @@ impl Drop for Kept {
     }
 }
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 pub(crate) fn page() -> usize {
     // SAFETY: sysconf takes no pointer.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap()
