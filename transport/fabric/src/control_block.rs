@@ -182,7 +182,7 @@ impl ControlBlock {
         }
     }
 
-    /// Bytes of a RECV slot.
+    /// The size of a RECV slot in bytes.
     #[inline]
     pub(crate) fn recv_size(&self, slot: u32) -> u32 {
         if slot < self.ring { self.ring_size } else { self.slot_size }

@@ -127,7 +127,7 @@ impl fmt::Display for PortState {
 /// One port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Number, from 1.
+    /// The number of the port, from 1.
     pub number: u8,
     /// Whether the port can carry packets.
     pub state: PortState,

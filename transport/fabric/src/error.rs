@@ -95,7 +95,7 @@ pub enum FabricError {
         "the connection manager cannot be used: {source}; /dev/infiniband/rdma_cm must exist (modprobe rdma_ucm) and be accessible"
     )]
     NoConnectionManager {
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// The caller named a device that this host does not have.
@@ -168,7 +168,7 @@ pub enum FabricError {
         device: String,
         /// The call that failed.
         verb: Verb,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// A call of libibverbs or librdmacm failed on this host.
@@ -178,7 +178,7 @@ pub enum FabricError {
         verb: Verb,
         /// Device, or `"any device"`.
         device: String,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// Another listener on this host uses the address.
@@ -200,7 +200,7 @@ pub enum FabricError {
     Shm {
         /// The operation that failed.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// A parent of this process used RDMA before it forked, so RDMA belongs to that parent. The
@@ -212,7 +212,7 @@ pub enum FabricError {
     /// This process may not create the memory file that shared memory needs.
     #[error("a memory file of {len} bytes for shared memory cannot be made: {source}")]
     MemoryFile {
-        /// Bytes of the file.
+        /// The size of the file in bytes.
         len: usize,
         /// The cause. `FileTooLarge` names RLIMIT_FSIZE.
         source: Arc<io::Error>,
@@ -287,7 +287,7 @@ pub enum ConnectError {
         addr: Addr,
         /// The step that failed.
         step: ConnectStep,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// The route to the address leaves through an interface without RDMA. This host's routing or
@@ -328,7 +328,7 @@ pub enum ConnectError {
     RejectedByManager {
         /// The peer.
         addr: Addr,
-        /// Why.
+        /// The reason for the rejection.
         reason: RejectReason,
     },
     /// The connect request failed. Perhaps the peer is not an RDMA listener. `source` gives the
@@ -339,7 +339,7 @@ pub enum ConnectError {
         addr: Addr,
         /// The step that was in progress.
         step: ConnectStep,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// The peer accepted the connect request, and its answer names a path MTU that no device has.
@@ -440,7 +440,7 @@ pub enum LinkError {
     Device {
         /// The call.
         verb: Verb,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
         /// The peer at the other end.
         peer: Box<PeerInfo>,
@@ -460,7 +460,7 @@ pub enum LinkError {
     /// The peer broke the protocol of shared memory, which no device enforces.
     #[error("{peer} broke the rules of shared memory: {what}")]
     Breach {
-        /// How.
+        /// A description of the breach.
         what: String,
         /// The peer at the other end.
         peer: Box<PeerInfo>,
@@ -474,7 +474,7 @@ pub enum LinkError {
     /// The caller broke the contract of [`Link`](crate::Link). The link is still usable.
     #[error("misuse of the link to {peer}: {what}")]
     Misuse {
-        /// How.
+        /// A description of the misuse.
         what: String,
         /// The peer at the other end.
         peer: Box<PeerInfo>,

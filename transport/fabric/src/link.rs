@@ -64,9 +64,9 @@ pub enum WriteSource {
     Any(Bytes),
     /// `len` bytes at `offset` of [`Link::block_mut`].
     Staged {
-        /// Bytes from the start of the block.
+        /// The offset in bytes from the start of the block.
         offset: usize,
-        /// Bytes.
+        /// The number of bytes.
         len: usize,
     },
 }
@@ -94,7 +94,7 @@ pub enum Work {
     /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. The message takes one of the peer's
     /// RECVs, so the caller must hold a credit (R2).
     Send {
-        /// Bytes from the start of the block.
+        /// The offset in bytes from the start of the block.
         offset: usize,
         /// Number of bytes, at most the peer's slot size.
         len: usize,

@@ -15,14 +15,14 @@ pub struct LinkConfig {
     /// Number of RECVs that [`Link::grow`](crate::Link::grow) may add. The memory of these RECVs is
     /// not part of the block. Default 0.
     pub recv_extra: u32,
-    /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
+    /// The size in bytes of one RECV slot, and of one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
-    /// Bytes of each RECV posted from the start. A connection at rest has only these RECVs. A
-    /// multiple of 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs are left
-    /// out while at least as many extra RECVs are posted ([`Link::repost`](crate::Link::repost)).
-    /// Default 0.
+    /// The size in bytes of each RECV posted from the start. A connection at rest has only these
+    /// RECVs. A multiple of 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs
+    /// are left out while at least as many extra RECVs are posted
+    /// ([`Link::repost`](crate::Link::repost)). Default 0.
     pub rest_recv_size: u32,
-    /// Bytes of each SEND slot in the block, as long as
+    /// The size in bytes of each SEND slot in the block, as long as
     /// [`Link::grow_sends`](crate::Link::grow_sends) has not replaced the slots. A multiple of 64
     /// less than `slot_size`, or 0, which means `slot_size`. Default 0.
     pub rest_send_size: u32,
@@ -32,7 +32,7 @@ pub struct LinkConfig {
     /// leases them to replace the slots in the block. More than `send_slots`, and only without
     /// staging. 0 means that the number of SEND slots is fixed. Default 0.
     pub busy_send_slots: u32,
-    /// Bytes of staging after the SEND slots. Default 256 KiB.
+    /// The size in bytes of the staging area after the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
     /// four. If memory is short, a connection gets a queue of 8 requests. Default 31: at 400 Gb/s,
@@ -140,30 +140,30 @@ impl LinkConfig {
         self.send_slots.max(self.busy_send_slots)
     }
 
-    /// Bytes of each RECV posted from the start.
+    /// The size in bytes of each RECV posted from the start.
     pub fn rest_recv(&self) -> u32 {
         if self.rest_recv_size == 0 { self.slot_size } else { self.rest_recv_size }
     }
 
-    /// Bytes of each SEND slot in the block before `Link::grow_sends`.
+    /// The size in bytes of each SEND slot in the block before `Link::grow_sends`.
     pub fn rest_send(&self) -> u32 {
         if self.rest_send_size == 0 { self.slot_size } else { self.rest_send_size }
     }
 
-    /// Bytes of the RECV ring.
+    /// The size of the RECV ring in bytes.
     pub fn recv_bytes(&self) -> usize {
         self.recv_slots as usize * self.rest_recv() as usize
     }
 
-    /// Bytes of [`Link::block_mut`](crate::Link::block_mut) before `Link::grow_sends`: SEND slots,
-    /// then staging.
+    /// The length in bytes of [`Link::block_mut`](crate::Link::block_mut) before
+    /// `Link::grow_sends`: SEND slots, then staging.
     pub fn block_bytes(&self) -> usize {
         self.send_slots as usize * self.rest_send() as usize + self.staging
     }
 
-    /// Bytes of the whole control block, which one connection takes from the pool's control budget.
-    /// A connection over shared memory takes only [`block_bytes`](Self::block_bytes), because its
-    /// RECVs lie in the ring.
+    /// The size in bytes of the whole control block, which one connection takes from the pool's
+    /// control budget. A connection over shared memory takes only
+    /// [`block_bytes`](Self::block_bytes), because its RECVs lie in the ring.
     pub fn control_bytes(&self) -> usize {
         self.recv_bytes() + self.block_bytes()
     }

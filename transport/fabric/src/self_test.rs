@@ -31,16 +31,16 @@ pub struct SelfTestStep {
 /// Limits from `ibv_query_device` that matter to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u64,
-    /// Work requests in one queue.
+    /// Maximum number of work requests in one queue.
     pub max_qp_wr: u64,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: u64,
-    /// Entries of one completion queue.
+    /// Maximum number of entries of one completion queue.
     pub max_cqe: u64,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: u64,
-    /// Bytes of one memory region.
+    /// Maximum size of one memory region in bytes.
     pub max_mr_size: u64,
 }

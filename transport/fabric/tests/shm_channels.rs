@@ -95,7 +95,7 @@ async fn few_system_calls() {
     assert!(wakes < sends / 64, "{wakes} system calls for {sends} messages");
 }
 
-/// A server on a runtime of its own, which ends when this is dropped.
+/// A server on its own runtime, which ends when this value is dropped.
 struct Server {
     addr: Addr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,

@@ -76,7 +76,7 @@ async fn bytes_are_read_where_they_lie() {
     assert_eq!(lent_of(&me), 100_000);
     let read = c.link.borrow(lent, 100_000).unwrap();
     assert!(read == pattern(100_000, 3) && read.as_ptr() != bytes.as_ptr());
-    // It is the same memory, so the buffer's next content is visible there.
+    // The lease returns only when the last part of the borrowed bytes is dropped.
     let slice = read.slice(10..20);
     drop(read);
     assert_eq!(returned(&mut c), [], "a part of it is still read");

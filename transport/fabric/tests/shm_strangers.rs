@@ -433,7 +433,7 @@ async fn a_peer_that_reads_nothing_is_given_up() {
     assert!(matches!(end.death().await, LinkError::Breach { .. }));
 }
 
-/// Resident kilobytes of this process's mappings of memfds with this name.
+/// The resident KiB of this process's mappings of memfds with this name.
 fn resident(name: &str) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut ours, mut sum) = (false, 0);

@@ -34,7 +34,7 @@ pub(super) struct BareEnd {
     limits: BareLimits,
     /// The buffers to which the other end may WRITE. This end never reads these buffers.
     landing: Vec<LandingBuf>,
-    /// Bytes of each buffer in `landing`.
+    /// The length of each buffer in `landing` in bytes.
     granted: usize,
     pool: Pool,
     out: Vec<Completion>,
@@ -210,7 +210,7 @@ impl BareEnd {
         self.places = places;
     }
 
-    /// Bytes of the longest place.
+    /// The length of the longest place in bytes.
     pub(super) fn longest_place(&self) -> usize {
         self.places.iter().map(|place| place.len as usize).max().unwrap_or(0)
     }
@@ -272,7 +272,7 @@ impl BareEnd {
         Ok(())
     }
 
-    /// Bytes of each place that this end has granted.
+    /// The length in bytes of each place that this end has granted.
     pub(super) fn granted(&self) -> usize {
         self.granted
     }
@@ -282,7 +282,7 @@ impl BareEnd {
     }
 }
 
-/// Bytes of a slot.
+/// The size of a slot in bytes.
 const SLOT: usize = 512;
 /// Number of SEND slots, and of RECVs.
 pub(super) const SLOTS: usize = 24;
@@ -313,8 +313,8 @@ pub struct BareLimits {
     /// is shorter than one place, places are shorter. The rest of the landing memory is for calls,
     /// because a bare connection keeps its memory while calls wait.
     pub landing_part: usize,
-    /// Bytes of source memory, parts of which WRITEs use in turn. The source memory is at least as
-    /// long as one WRITE.
+    /// The number of bytes of source memory. WRITEs use different parts of this memory in turn. The
+    /// source memory is at least as long as one WRITE.
     pub source_len: usize,
     /// Maximum bytes that one request may make this end WRITE, and that this end requests at a
     /// time.

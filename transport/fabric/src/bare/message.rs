@@ -140,9 +140,9 @@ pub enum BareError {
     /// The peer granted no place that is long enough.
     #[error("no place for a WRITE of {len} bytes: the peer's longest has {longest}")]
     TooLong {
-        /// Bytes of the WRITE.
+        /// The length of the WRITE in bytes.
         len: usize,
-        /// Bytes of the longest place.
+        /// The length of the longest place in bytes.
         longest: usize,
     },
     /// The peer wanted more bytes than this end writes on request.

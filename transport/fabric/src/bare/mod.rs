@@ -88,7 +88,7 @@ impl Bare {
         Ok(Self { end, granted, limits })
     }
 
-    /// Bytes of the longest WRITE for which both ends have room.
+    /// The length in bytes of the longest WRITE for which both ends have room.
     pub fn longest(&self) -> usize {
         self.end.longest_place().min(self.granted)
     }

@@ -40,7 +40,7 @@ pub struct ShmStats {
     pub sends: u64,
     /// WRITEs, each of which is one copy.
     pub writes: u64,
-    /// Bytes that WRITEs have copied.
+    /// The number of bytes that WRITEs have copied.
     pub write_bytes: u64,
     /// Number of times that the peer's process slept and was woken. Each wake-up is one system
     /// call.

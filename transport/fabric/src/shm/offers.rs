@@ -31,7 +31,7 @@ pub(crate) enum Offer {
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     files: HashMap<u32, (Offer, u64)>,
-    /// Bytes of the files.
+    /// The total size of the files in bytes.
     bytes: u64,
 }
 

@@ -35,7 +35,7 @@ const PLACES: usize = 32;
 pub(crate) const MAX_RING: u64 = 128 << 10;
 /// Length of a cache line in bytes. No two messages share a line.
 const LINE: usize = 64;
-/// Bytes of the smallest page.
+/// The size of the smallest page in bytes.
 const PAGE: usize = 4096;
 
 /// The place of a message, as encoded in a word of the ring.
@@ -72,7 +72,7 @@ impl Words for Vec<AtomicU64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) slots: u32,
-    /// Bytes of a slot, a multiple of 64.
+    /// The size of a slot in bytes, a multiple of 64.
     pub(crate) slot_size: u32,
 }
 
@@ -81,7 +81,7 @@ impl Shape {
         (PLACES + self.slots as usize).next_multiple_of(8)
     }
 
-    /// Bytes for messages.
+    /// The number of bytes in which messages lie.
     fn room(self) -> usize {
         (self.slots as usize + 1) * self.slot_size as usize
     }
@@ -92,7 +92,7 @@ impl Shape {
         [a, b, c, d, e, f, g, h]
     }
 
-    /// Bytes that the ring takes.
+    /// The size of the ring in bytes.
     pub(crate) fn bytes(self) -> usize {
         self.slots_at() * 8 + self.room()
     }

@@ -2,8 +2,8 @@
 //!
 //! A peer that passes the check gets a wake-up channel with this process (`wakeup::channels`). The
 //! peer may fill the channel's page with bits, so that a task of this process keeps running. This
-//! is no further danger, because the peer could also occupy the processor with a loop. A peer that
-//! passes the check also gets lent memory if the program lends to the peer's user (`lend::Permit`),
+//! adds no danger, because the peer could also occupy the processor with a loop. A peer that passes
+//! the check also gets lent memory if the program lends to the peer's user (`lend::Permit`),
 //! because the peer could read all of this process's memory in any case. The check requires the
 //! same user and the same PID namespace. A process of a child namespace has no number for this
 //! process, even though this process sees that process.
@@ -27,7 +27,8 @@ use tonic_rdma_memory::PerProcess;
 use crate::access::{HostProcess, read_proc, start_of};
 use crate::shm::socket::Socket;
 
-/// Whether this process has no number in a namespace below that of /proc. The value never changes.
+/// Whether /proc belongs to this process's own PID namespace, not to one above it. The value never
+/// changes.
 static ONE_NUMBER: PerProcess<bool> =
     PerProcess::new(|| in_this_namespace("self", std::process::id()));
 

@@ -65,7 +65,7 @@ pub struct SimStats {
     pub sends: u64,
     /// WRITEs attempted.
     pub writes: u64,
-    /// Bytes of all attempted WRITEs.
+    /// The number of bytes in all attempted WRITEs.
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,

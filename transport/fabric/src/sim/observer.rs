@@ -25,7 +25,7 @@ pub enum Event<'a> {
         device: &'a str,
         /// RECVs posted.
         recv_slots: u32,
-        /// Bytes of each RECV.
+        /// The size of each RECV in bytes.
         bytes: u32,
     },
     /// Two ends are connected. Each end reports the event, so each connection has two of these
@@ -93,7 +93,7 @@ pub enum Event<'a> {
         end: EndId,
         /// The number of RECVs.
         recv_slots: u32,
-        /// Bytes of each RECV.
+        /// The size of each RECV in bytes.
         bytes: u32,
     },
     /// A RECV was not posted again, either permanently or until its end grows again.

@@ -72,7 +72,7 @@ pub(super) struct DeviceContext {
     /// True until the device refuses relaxed ordering. While this is true, memory that peers write
     /// to is registered with relaxed ordering.
     pub(super) relaxed_ordering: AtomicBool,
-    /// Bytes that the queues of a connection pin.
+    /// The number of bytes that the queues of a connection pin.
     pub(super) queue_bytes: OnceLock<usize>,
     /// The longest inline payload in bytes that the device takes, known once the device has refused
     /// a longer payload.

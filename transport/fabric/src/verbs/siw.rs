@@ -25,7 +25,7 @@ pub(super) const SENT_IN_PLACE: usize = 4096;
 
 /// The offset in bytes that libsiw treats as an error.
 const INVALID_OFFSET: usize = 0x9_0000;
-/// Bytes of one completion. In addition, a queue needs a few bytes for its own data.
+/// The size of one completion in bytes. In addition, a queue needs a few bytes for its own data.
 const CQE_SIZE: usize = 32;
 
 /// The queue that covers the page. The queue must be dropped before the context.

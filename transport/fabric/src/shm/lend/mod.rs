@@ -62,7 +62,7 @@ use crate::shm::socket::Socket;
 /// usual limit. Beyond this number, no memory is lent on.
 const MAX_KEPT: usize = 256;
 
-/// Bytes of the thread's stack.
+/// The size of the thread's stack in bytes.
 const STACK_SIZE: usize = 128 << 10;
 
 /// The leases of one link, and the pipe that is closed when the reader is done.

@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_memory::PerProcess;
 
-/// Bytes of debt that are paid off per second, for all processes together. Populating and unmapping
-/// that many bytes takes about a tenth of a processor.
+/// The number of bytes of debt that are paid off per second, for all processes together. Populating
+/// and unmapping that many bytes takes about a tenth of a processor.
 pub(crate) const PAID_PER_SECOND: u64 = 1 << 30;
-/// Bytes that a process may owe without waiting.
+/// The number of bytes that a process may owe without waiting.
 pub(crate) const MAX_DEBT: u64 = 4 << 30;
-/// Bytes that a file costs in addition to its pages, for waking the thread that maps it.
+/// The number of bytes that a file costs in addition to its pages, for waking the thread that maps
+/// it.
 const PER_FILE: u64 = 512 << 10;
 /// A page that is only checked costs `1 / UNPOPULATED` of a page that is mapped.
 const UNPOPULATED: u64 = 8;

@@ -46,8 +46,8 @@ use crate::turn::COPY_UNIT;
 /// Number of bytes around a fault that the kernel maps if the file has these pages
 /// (fault_around_bytes, 64 KiB unless configured).
 const FAULT_AROUND: usize = 64 << 10;
-/// Bytes of the largest ordinary page of any kernel. The length of a file may be rounded up to this
-/// size.
+/// The size in bytes of the largest ordinary page of any kernel. The length of a file may be
+/// rounded up to this size.
 const MAX_PAGE: u64 = 64 << 10;
 /// Number of bytes to unmap at a time. While the kernel unmaps these bytes, no other thread can map
 /// memory.

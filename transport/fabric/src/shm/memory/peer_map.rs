@@ -22,8 +22,8 @@ const MAX_MAPPINGS: usize = 65530;
 /// Peers' files may have `1 / MAPPINGS_DIVISOR` of a process's mappings.
 const MAPPINGS_DIVISOR: usize = 4;
 
-/// Bytes of address space that peers' files may have: an eighth of a process's address space on
-/// x86-64 (47 bits).
+/// The number of bytes of address space that peers' files may take: an eighth of a process's
+/// address space on x86-64 (47 bits).
 const MAX_MAPPED: u64 = 1 << 44;
 /// Peers' files may have `1 / ADDRESS_SPACE_DIVISOR` of RLIMIT_AS.
 const ADDRESS_SPACE_DIVISOR: u64 = 8;

@@ -40,7 +40,7 @@ const MAX_THREADS: usize = 64;
 const MAX_THREADS_PER_USER: usize = MAX_THREADS / 2;
 /// A thread without a job ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of a thread's stack.
+/// The size of a thread's stack in bytes.
 const STACK_SIZE: usize = 128 << 10;
 
 /// The pool for clients that have not shown a ticket.

@@ -55,7 +55,7 @@ use crate::shm::wakeup::event_fd::{ChannelEnd, EventFds};
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
-/// Bytes of the page.
+/// The size of the page in bytes.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
 
 /// The page. Either this end or the peer made the page's file.

@@ -138,7 +138,7 @@ impl EventFds {
 }
 
 impl ChannelEnd {
-    /// The end that the peer has.
+    /// The opposite end, which the other process has.
     pub(crate) fn other(self) -> ChannelEnd {
         match self {
             ChannelEnd::Maker => ChannelEnd::Taker,

@@ -9,7 +9,7 @@ use crate::verbs::completion::shard::{SharedCq, wake_all};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::is_inherited;
 
-/// Entries of a queue that are reserved for a queue pair to be made.
+/// A number of entries of a queue, reserved for a queue pair that is about to be made.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     cq: Arc<SharedCq>,

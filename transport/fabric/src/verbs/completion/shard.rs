@@ -24,8 +24,8 @@ use crate::verbs::discovery::is_inherited;
 /// has more room if the shard already has a large queue.
 const FIRST_MEMBERS: u32 = 8;
 
-/// Shards of this process. A device has one shard in each runtime that has links on the device, so
-/// that no link depends on whether another runtime is polled.
+/// The shards of this process. A device has one shard in each runtime that has links on the device,
+/// so that no link depends on whether another runtime is polled.
 static SHARDS: Mutex<Vec<Weak<Shard>>> = Mutex::new(Vec::new());
 
 pub(super) struct Shard {

@@ -87,9 +87,9 @@ pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), Fabric
     with_queue_pair(device, &least, || ())
 }
 
-/// Bytes that a queue pair of an ordinary connection pins, with its share of a completion queue.
-/// The function creates such a queue pair three times and returns the middle result, which is least
-/// affected by memory that other threads pin at the same time.
+/// Returns the number of bytes that a queue pair of an ordinary connection pins, with its share of
+/// a completion queue. The function creates such a queue pair three times and returns the middle
+/// result, which is least affected by memory that other threads pin at the same time.
 pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
     let (config, limits) = (LinkConfig::default(), device.limits);
     let capacity = QpCapacity {
