@@ -158,8 +158,8 @@ mod tests {
         assert!(all.iter().all(|stats| stats.send == 0 && stats.classes == all[0].classes));
     }
 
-    /// A peer that keeps a slot of each arena hinders others no more than one that keeps all the
-    /// bytes that it may be lent.
+    /// A peer that keeps a slot of each arena hinders others no more than a peer that keeps all the
+    /// bytes that may be lent to it.
     #[test]
     fn a_peer_that_keeps_what_it_is_lent_leaves_memory_to_others() {
         let greedy = pool(true);

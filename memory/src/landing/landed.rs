@@ -84,8 +84,8 @@ impl Landed {
     /// The application may hold three quarters of the bytes that its connection may lease now, and
     /// three quarters of the pool's landing budget. A connection's only piece may be longer. The
     /// application may not hold a piece if the connection would then have no room for the next
-    /// piece, or the pool no room for another connection. Bytes outside landing memory may always
-    /// be held.
+    /// piece, or if the pool would have no room for another connection. Bytes outside landing
+    /// memory may always be held.
     pub fn hold(&self) -> bool {
         self.origin.as_ref().is_none_or(Origin::hold)
     }

@@ -12,7 +12,7 @@
 //!
 //! The bits are counted in the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
 //! keeps its offset within a huge page, for devices and kernels that use larger pages. Its address
-//! has nine random bits less, but a guess has the same chance, because such a chunk is at least as
+//! has nine fewer random bits, but a guess has the same chance, because such a chunk is at least as
 //! long as the distance between two possible addresses.
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
