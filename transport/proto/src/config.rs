@@ -97,8 +97,9 @@ pub struct Config {
     /// Maximum length of a message for which standing grants are kept, in bytes. At most 1 GiB;
     /// default 1 MiB + 64 KiB (a message of 1 MiB with its framing).
     pub standing_max: u32,
-    /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
-    /// At least 4 KiB; default 256 KiB.
+    /// Maximum length of a WRITE in bytes, unless [`Room::chunk`](crate::Room) allows more. Longer
+    /// transfers are split, so that messages and shorter transfers can go in between. At least 4
+    /// KiB; default 256 KiB.
     pub write_chunk: u32,
     /// How this side learns that the peer is gone. Default: by probes, with 3.75 s for the answer.
     pub liveness: Liveness,

@@ -67,7 +67,7 @@ pub enum Breach {
     CreditOverflow {
         /// Credits in the message.
         returned: u32,
-        /// Maximum credits that it could have returned.
+        /// Maximum credits that the message could have returned.
         room: u32,
     },
     /// A frame names a stream that was never opened, or that the peer cannot know yet.

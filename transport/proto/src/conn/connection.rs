@@ -263,8 +263,9 @@ impl Connection {
         }
     }
 
-    /// Whether neither side waits for the other side or holds any of its memory. A server still
-    /// waits for a client that has not sent its first message.
+    /// Whether the connection may rest: it is quiet, and neither side waits for the other side or
+    /// holds any of its memory. A server waits for the client's first message. A connection that is
+    /// going away does not rest.
     fn is_idle(&self) -> bool {
         let is_open = self.life.is_open() && self.life.greeted;
         let owes = self.output.has_output()
@@ -334,8 +335,8 @@ impl Connection {
         }
     }
 
-    /// Removes a stream. An aborted stream may still be in queues and is removed from them. An
-    /// ended stream is in no queue.
+    /// Removes a stream, also from the queues in which a stream that was reset may still be. A
+    /// stream that has ended is in no queue.
     pub(super) fn remove(&mut self, key: usize) {
         let stream = self.streams.remove(key);
         self.output.remove(key, &stream);

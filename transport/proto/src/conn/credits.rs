@@ -175,9 +175,9 @@ impl Credits {
         self.to_return.len() > self.posted() / 2
     }
 
-    /// Records a SEND. Returns the credits that the SEND carries to the peer: the credits of the
-    /// first RECVs, as far as these RECVs have one size. The next message carries the credits of
-    /// the other size.
+    /// Records a SEND. Returns the credits that the SEND carries to the peer. All of them are for
+    /// RECVs of one size. If credits for RECVs of the other size are also due, a later message
+    /// carries them.
     #[inline]
     pub(super) fn sent(&mut self) -> Returned {
         let spent = self.available.pop();
@@ -187,7 +187,7 @@ impl Credits {
         Returned { credits: back.recvs as u16, full: back.bytes > self.bytes.0 }
     }
 
-    /// Records a message of `len` bytes from the peer, whose RECV has been posted again.
+    /// Records a message of `len` bytes from the peer. The message's RECV has been posted again.
     ///
     /// # Errors
     /// [`Breach::NoCredit`], [`Breach::LongerThanItsRecv`], [`Breach::CreditOverflow`].

@@ -30,7 +30,7 @@ use crate::ids::{GrantId, StreamId};
 
 /// Maximum number of open requests of a stream.
 pub(super) const MAX_REQUESTS: usize = 8;
-/// The granule of landing memory, to which lengths are rounded up.
+/// The granule of landing memory. The lengths of standing grants are multiples of the granule.
 const GRANULE: u32 = 4096;
 
 /// A grant to be made.

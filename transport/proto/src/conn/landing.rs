@@ -34,8 +34,8 @@ pub(super) struct Landing {
     requests: u64,
     /// Streams that want landing memory.
     queue: VecDeque<usize>,
-    /// Streams that want landing memory while too much is unread. Such a stream waits until a
-    /// reader waits for it, or until other streams have been read.
+    /// Streams that want landing memory while too much is unread. Such a stream waits until its own
+    /// reader waits for data, or until other streams have been read.
     parked: VecDeque<usize>,
     /// Streams that want memory that this side names.
     pub(super) named_queue: VecDeque<usize>,
@@ -266,7 +266,7 @@ impl Landing {
     /// Handles REQUEST.
     ///
     /// # Errors
-    /// The breach, if this side could never grant the request.
+    /// The breach, if the request is invalid, or the stream has too many requests.
     pub(super) fn on_request(
         &mut self,
         key: usize,

@@ -14,8 +14,8 @@
 //! | announced | the end of the connection | the driver keeps them as long as the peer may read them |
 //!
 //! The receiver bounds the number of leases, and the owner's driver bounds their bytes. Bytes that
-//! are not lent are copied into landing memory, which the windows bound. So a reader that keeps
-//! lent bytes only makes its peer copy later bytes.
+//! are not lent are copied into landing memory, which the windows bound. So if a reader keeps lent
+//! bytes, the only effect is that its peer copies later bytes.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;

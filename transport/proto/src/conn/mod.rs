@@ -17,7 +17,7 @@
 //! | `lifecycle` | GOAWAY, drain, CLOSE |
 //! | `credits` | the credits for SENDs, in both directions |
 //! | `recv_queue` | RECVs in the order in which they were posted, with their sizes |
-//! | `timers` | what is due because nothing was received |
+//! | `timers` | the actions that are due when nothing was received for a while |
 //! | `heartbeat` | rest, and proof that the peer's end of the link exists |
 //! | `keep_alive` | the program's own keep-alive |
 //! | `streams` | the streams by key and by id |

@@ -7,7 +7,8 @@
 //! peer names memory sends the few bytes around the field by DATA, and requests memory for the
 //! field alone. A message then takes one grant instead of three. A server learns from LANDS that
 //! its peer names memory. A client learns that its peer names memory from the first grant that ends
-//! where a field begins.
+//! where a field begins and has fewer than [`MIN_GRANT`] bytes. Landing memory for a part of a
+//! message is never that short.
 //!
 //! | the stream | on | next |
 //! |---|---|---|
@@ -78,9 +79,9 @@ impl Landing {
     }
 }
 
-/// Determines the part of `len` bytes of named memory that is granted, if the stream still wants
-/// memory from the byte on that the driver was asked for. The memory has a place in the field, and
-/// the peer writes its next bytes there.
+/// Determines the part of `len` bytes of named memory that is granted. Grants nothing unless the
+/// next byte that the peer will write is still the byte for which the driver was asked for memory,
+/// because the memory belongs to that place in the field.
 fn named_grant(stream: &mut Stream, len: u32) -> Option<NewGrant> {
     let asked = stream.landing.naming.take()?;
     if stream.landing.requests.front().map(PeerRequest::next_byte) != Some(asked) {

@@ -143,8 +143,8 @@ impl Connection {
         self.peer_grants.prepare(key, &mut self.streams[key], &mut self.output);
     }
 
-    /// Resets a stream: drops its output, discards bytes that still arrive, and tells the peer.
-    /// Does nothing for streams that are unknown or have ended.
+    /// Resets a stream: drops its output, discards bytes that still arrive, and sends RESET. Does
+    /// nothing for streams that are unknown or have ended.
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
         let Some(key) = self.streams.key(id.0) else { return };
         let stream = &mut self.streams[key];

@@ -8,7 +8,7 @@
 //! | standing, not bound | ABORT |
 //! | for a request, nothing handed out as WRITE | ABORT |
 //! | for a request, a part handed out | DONE for that part |
-//! | standing and bound to a transfer, or in front of one | it is written before all others, and ends with DONE |
+//! | standing and bound to a transfer, or for a request ahead of such a transfer | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
 //! The bytes that a request loses this way are wanted again without another REQUEST, because both
@@ -85,10 +85,11 @@ impl PeerGrants {
         self.unwritable.remove(&rkey);
     }
 
-    /// Binds memory to the transfers at the head of a stream's output, or requests it. Stops at
-    /// eager data, which may wait for the window while other streams can use the memory. While a
-    /// transfer waits for memory, later transfers get no standing grants, because they would hold
-    /// memory that the first transfer may be waiting for.
+    /// Binds memory to the transfers at the head of a stream's output, or requests it. Stops at a
+    /// piece that may be lent. Stops also at eager data, unless the peer names memory, because
+    /// eager data may wait for the window while other streams can use the memory. While a transfer
+    /// waits for memory, later transfers get no standing grants. Otherwise they would hold memory
+    /// that the first transfer may be waiting for.
     #[inline]
     pub(super) fn prepare(&mut self, key: usize, stream: &mut Stream, output: &mut OutputQueue) {
         let requests_all = stream.send.peer_names;
@@ -239,7 +240,8 @@ impl PeerGrants {
             // transfers that begin now.
             *finish = output.finish(grant.len.into()).max(*finish);
         }
-        // No grant of landing memory is that short, so the peer has named memory for the field.
+        // Landing memory is never granted in parts this short, so the peer has named memory for the
+        // field.
         let names =
             grant.len < MIN_GRANT && bulk.field.is_some_and(|field| end == u64::from(field.at));
         bulk.granted += u64::from(grant.len);

@@ -2,8 +2,8 @@
 //!
 //! A device fills RECVs in that order, so both ends know which RECV each message lands in, and how
 //! long that RECV is. Consecutive RECVs of one size form a run. A connection has RECVs of two
-//! sizes, so it has few runs. A connection has several runs only when it changes between rest and
-//! load.
+//! sizes, one for rest and one for load, so it has several runs only after it changes between the
+//! two.
 
 use std::collections::VecDeque;
 

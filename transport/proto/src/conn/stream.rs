@@ -157,7 +157,7 @@ pub(super) struct SendHalf {
     pub(super) out: VecDeque<OutputItem>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
-    /// Whether the driver was told that the stream has no room, and waits for some.
+    /// Whether the driver was told that the stream has no room, and waits for room.
     pub(super) full: bool,
     /// Bytes of small messages that the peer still accepts.
     pub(super) window: u32,
@@ -232,7 +232,7 @@ pub(super) struct RecvHalf {
     /// not used.
     pub(super) limit: u32,
     pub(super) window: u32,
-    /// Bytes that the application has read, but no WINDOW frame has returned yet.
+    /// Bytes that the application has read, and that no WINDOW frame has returned yet.
     pub(super) unreported: u32,
     /// Whether the application has released the stream, and will not read it any longer.
     pub(super) released: bool,
@@ -311,7 +311,8 @@ impl Stream {
         }
     }
 
-    /// Finds a bound grant: the index in `out`, and the index among its grants.
+    /// Finds a bound grant. Returns the index of its transfer in `out`, and the index of the grant
+    /// in the transfer.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
         self.send.out.iter().enumerate().find_map(|(place, out)| match out {
             OutputItem::Bulk(bulk) => {

@@ -159,7 +159,7 @@ impl Streams {
     }
 
     /// Looks up the stream of a frame that may also refer to a stream that has ended. Returns
-    /// `None` for such a stream.
+    /// `None` if the stream has ended.
     #[inline]
     pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
         if !self.is_known(id) {

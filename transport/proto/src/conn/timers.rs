@@ -1,4 +1,4 @@
-//! The timers that received messages set: rest, proof, keep-alive, and extra RECVs.
+//! The timers that count from the last received message: rest, proof, keep-alive, and extra RECVs.
 
 use std::time::{Duration, Instant};
 

@@ -8,8 +8,8 @@ use super::types::{Event, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
-/// Minimum bytes to split off a longer piece. If less fits, the piece waits for the next message,
-/// or for more room.
+/// Minimum bytes of a longer piece that a message takes. If the message has less room, the piece
+/// waits for the next message.
 const MIN_SPLIT: usize = 256;
 #[derive(PartialEq, Eq)]
 enum Composed {
@@ -102,8 +102,8 @@ impl Connection {
         Some(self.finish_message(message))
     }
 
-    /// Writes the message header: spends a credit, and returns the credits that are due to the
-    /// peer. Returns the length of the message.
+    /// Spends a credit, and writes the message header, which carries the credits that are due to
+    /// the peer. Returns the length of the message.
     fn finish_message(&mut self, mut message: Composer<'_>) -> usize {
         self.stats.messages_sent += 1;
         let Returned { credits, full } = self.credits.sent();
@@ -240,8 +240,8 @@ impl Connection {
                     }
                     if !is_known {
                         self.stats.streams += 1;
-                        // Report room, because the body may have been waiting for the peer to learn
-                        // of the stream.
+                        // Report room, because the body may have been waiting until the peer knows
+                        // the stream.
                         if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }

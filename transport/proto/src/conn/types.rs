@@ -89,7 +89,7 @@ pub enum Event {
         end: bool,
     },
     /// A lease that the driver has [provided](super::Connection::provide_lent) has ended: the peer
-    /// has returned it, or no LENT has announced it to the peer.
+    /// has returned the lease, or its bytes were dropped before a LENT announced it.
     LeaseEnded {
         /// The lease's number.
         lease: u32,
@@ -168,8 +168,8 @@ pub enum Unsent {
 pub struct GrantMemory {
     /// The driver's key, returned in [`Event::Landed`] or [`Event::Returned`].
     pub key: usize,
-    /// Address for the peer's WRITEs. Like the address of the memory itself, this address is a
-    /// multiple of the larger of 64 and [`Config::align`](crate::Config::align).
+    /// Address that the peer uses in WRITEs. This address and the local address of the memory are
+    /// multiples of the larger of 64 and [`Config::align`](crate::Config::align).
     pub addr: u64,
     /// Remote key.
     pub rkey: u32,
@@ -206,7 +206,8 @@ pub struct NamedWant {
     pub stream: StreamId,
     /// The length of the whole field in bytes.
     pub field: u32,
-    /// The offset in the field from which on memory is wanted: 0, unless a part has landed before.
+    /// The offset in the field of the first byte for which memory is wanted. 0, unless memory for
+    /// the bytes before it was granted.
     pub offset: u32,
 }
 

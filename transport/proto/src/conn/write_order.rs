@@ -1,10 +1,10 @@
 //! The order in which streams write.
 //!
 //! Messages of about the same length are written one after the other. So the receiver works on the
-//! first message while the second is written. The mean time of a transfer is half as long as if all
-//! streams took turns. A short message still overtakes a long message, at the next WRITE. A long
-//! message ends later than it would if all streams took turns, by at most the time in which its own
-//! bytes are written.
+//! first message while the second is written. With many messages of one length, the mean time of a
+//! transfer is about half of what it would be if all streams took turns. A short message still
+//! overtakes a long message, at the next WRITE. A long message ends later than it would if all
+//! streams took turns, by at most the time in which its own bytes are written.
 //!
 //! The order is weighted fair queueing by message, with equal weights. The virtual clock counts the
 //! bytes that each stream would have written if all streams took turns. The message that would end

@@ -9,13 +9,13 @@ pub const MORE: u8 = 2;
 pub const INDEXED: u8 = 4;
 /// The client names memory for large messages of the response.
 pub const LANDS: u8 = 8;
-/// Answers a PING or a GOAWAY.
+/// The frame answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
 /// The sender declines memory that the peer has granted.
 pub const OWN: u8 = 1;
 /// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
-/// Bytes of a LENT frame between its header and its head.
+/// Bytes of the fixed fields of a LENT frame, which lie between the frame header and the head.
 pub(crate) const LENT: usize = 24;
 
 macro_rules! frame_kinds {

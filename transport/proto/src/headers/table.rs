@@ -18,8 +18,9 @@ pub(crate) const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
 /// Static names whose fields are usually the same for all calls, or for all calls of a method:
-/// `:path`, `:authority`, `user-agent`. Fields with these names are stored on first use, other
-/// fields on second use, so that an id unique to each call does not evict useful fields.
+/// `:path`, `:authority`, `user-agent`. Fields with these names are stored on first use if their
+/// entry is empty. Other fields are stored on second use, so that an id unique to each call does
+/// not evict useful fields.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
 /// Bytes of the buffer in which blocks are expanded, so that several blocks share an allocation.
 const ROOM: usize = 4096;
@@ -83,7 +84,7 @@ impl Blocks {
 /// The table for sending, which the peer mirrors.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// Empty before the first block.
+    /// Empty until a block with other fields than static pairs is compressed.
     entries: Vec<TableEntry>,
     blocks: Blocks,
 }
@@ -99,8 +100,8 @@ impl Sent {
     /// Compresses `block` into `to`, which is at least as long as `block`, and returns the
     /// compressed length.
     ///
-    /// Returns `None`, and writes nothing, if the block has no field that can be stored, or is not
-    /// a list of fields.
+    /// Returns `None`, and writes nothing, if the block consists of static pairs only, or is not a
+    /// list of fields.
     pub(crate) fn shorten(&mut self, block: &[u8], to: &mut [u8]) -> Option<usize> {
         if let Some(short) = self.blocks.get(block) {
             to[..short.len()].copy_from_slice(short);

@@ -7,7 +7,7 @@ use crate::hello::{Accept, Hello, PeerSettings, Reject, VERSION_MAX, VERSION_MIN
 
 pub(super) const PREFIXES: [&str; 3] = ["HELLO", "ACCEPT", "REJECT/"];
 
-/// In range, and with bytes that differ wherever the range allows.
+/// Settings that are in range, and whose bytes differ wherever the range allows.
 const SETTINGS: PeerSettings = PeerSettings {
     recv_slots: 0x0201,
     max_recvs: 0x0403,

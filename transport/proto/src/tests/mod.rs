@@ -1,5 +1,5 @@
-//! The bytes of everything on the wire are those of golden/frames.txt, and the layouts in
-//! docs/protocol.md are those of the code.
+//! Compares the bytes of everything on the wire with golden/frames.txt, and the layouts of the code
+//! with docs/protocol.md.
 //!
 //! Each case is encoded and decoded, so a layout that changes at both ends fails here.
 

@@ -1,4 +1,4 @@
-//! The offset of messages in landing memory, and peers that give a wrong one.
+//! The offset of messages in landing memory, and peers that state a wrong offset.
 
 use bytes::Bytes;
 
@@ -33,7 +33,7 @@ fn asks_for(align: u16, standing_grants: u8) -> Config {
     Config { align, standing_grants, ..small() }
 }
 
-/// The pair checks each WRITE of an aligned segment.
+/// [`Pair`] checks each WRITE of an aligned segment.
 #[test]
 fn segments_land_aligned_on_request_and_in_standing_grants() {
     for align in [1, 2, 32, 64, 512, 4096] {
@@ -146,7 +146,7 @@ fn alignment_padding_is_allocated_but_not_granted() {
     );
 }
 
-/// A server with an open stream 2, whose peer holds standing grant 1 of 24 KiB.
+/// A pair whose client has opened stream 2 and holds standing grant 1, of 24 KiB.
 fn standing(align: u16) -> Pair {
     let mut p = Pair::new(asks_for(64, 1), asks_for(align, 1), 1 << 20);
     p.settle();

@@ -1,4 +1,4 @@
-//! A live peer that keeps grants which others want.
+//! A live peer that keeps grants whose memory others want.
 
 use super::super::answer_clock::TICK;
 use super::super::answer_clock::{AnswerClock, MAX_TICKS};
@@ -203,7 +203,8 @@ fn the_timeout_starts_when_the_frame_is_transmitted() {
     assert_eq!(p.count(SERVER, "RESET"), 1);
 }
 
-/// A late timer means that this process was stopped. It counts as one tick.
+/// A late timer means that this process was stopped. However late the timer is, it counts as one
+/// tick.
 #[test]
 fn time_while_this_process_was_stopped_does_not_count() {
     let mut p = pair();
@@ -264,7 +265,7 @@ fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
     }
 }
 
-/// The transition table of the module.
+/// Goes through the transition table of the module `answer_clock`.
 #[test]
 fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     let mut p = pair();

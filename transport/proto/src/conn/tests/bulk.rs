@@ -82,7 +82,7 @@ fn short_standing_grants_are_replaced() {
     upload(&mut p, 20_000);
     upload(&mut p, 20_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
-    // Each transfer that had to request memory replaces one.
+    // Each transfer that had to request memory replaces one standing grant.
     for n in 1..=4 {
         upload(&mut p, 150_000);
         assert!(p.count(SERVER, "RECALL") <= n);
@@ -100,13 +100,13 @@ fn short_standing_grants_are_replaced() {
 fn long_transfers_use_no_standing_grants() {
     let config = Config { standing_max: 150_000, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
-    // Longer than the maximum of standing grants.
+    // These messages are longer than the longest standing grant.
     for n in 1..=3 {
         upload(&mut p, 200_000);
         assert_eq!(p.count(CLIENT, "REQUEST"), n);
         assert_eq!(p.server().pending().grants, 0);
     }
-    // Also longer than the window of a new stream.
+    // These messages are also longer than the window of a new stream.
     for _ in 0..3 {
         upload(&mut p, 150_000);
         assert_eq!(p.count(CLIENT, "REQUEST"), 4);
@@ -134,7 +134,7 @@ fn idle_standing_grants_are_recalled() {
     assert_eq!(p.count(SERVER, "RECALL"), 4);
     assert_eq!((p.ends[SERVER].memory.used, p.server().pending().grants), (0, 0));
     assert_eq!(p.client().pending().peer_grants, 0);
-    // Bulk traffic establishes them again.
+    // Bulk traffic brings the standing grants back.
     upload(&mut p, 100_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 2);
     upload(&mut p, 100_000);
@@ -280,7 +280,7 @@ fn unread_data_of_all_streams_is_bounded() {
     // Small messages still pass.
     let small = upload(&mut p, 100);
     assert_eq!(p.ends[SERVER].app(small).body.len(), 100);
-    // One stream ends unread and another is read, which makes room for two more.
+    // One stream ends unread and another is read, which makes room for two more streams.
     p.client().reset(ids[0], ResetCode::CANCEL);
     p.settle();
     assert_eq!(came(&p), 120_000, "what came of it is still there");
@@ -314,7 +314,8 @@ fn what_a_reader_waits_for_lands_beyond_the_total() {
         let id = upload(&mut p, 140_000);
         assert_eq!(p.ends[SERVER].app(id).body.len(), 140_000);
     }
-    // The last one is read before the third, which still waits for its turn or its reader.
+    // The last stream is read before the third stream, which still waits for its turn or its
+    // reader.
     p.ends[SERVER].unstall(stalled[3]);
     p.settle();
     let lens = |p: &Pair| stalled.iter().map(|id| p.ends[SERVER].app(*id).body.len()).collect();
@@ -396,7 +397,7 @@ fn unread_data_of_ended_streams_counts_towards_the_total() {
     }
     p.settle();
     assert_eq!(came(&p), 120_000);
-    // One is read and another is released, which makes room for two more.
+    // One stream is read and another is released, which makes room for two more streams.
     let ended: Vec<StreamId> =
         ids.iter().copied().filter(|id| p.ends[CLIENT].app(*id).ended).collect();
     assert_eq!(ended.len(), 2);
@@ -513,7 +514,7 @@ fn keys(p: &Pair) -> Vec<u32> {
     p.to[SERVER].iter().filter_map(write).collect()
 }
 
-/// Three transfers that have their grants and have transmitted nothing.
+/// Starts three transfers that have their grants and have transmitted nothing.
 fn three_transfers(pinned: [bool; 3]) -> (Pair, Vec<StreamId>) {
     let config = Config { write_chunk: 16 << 10, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 1 << 20);

@@ -285,7 +285,7 @@ fn a_stalled_reader_blocks_only_its_own_stream() {
     p.ends[SERVER].stalled.insert(stalled.get());
     let bulky = p.open("bulky", false);
     p.ends[SERVER].stalled.insert(bulky.get());
-    // More than the windows hold, in small pieces and in large ones.
+    // Send more than the windows hold, in small pieces and in large ones.
     for n in 0..40 {
         p.client().send_data(stalled, pattern(n, 1000), false, false).unwrap();
     }
@@ -350,7 +350,7 @@ fn a_full_queue_reports_writable_once() {
     assert_eq!(p.ends[CLIENT].streams.get(&1).map(|app| app.writable), None);
     p.ends[SERVER].unstall(id);
     p.settle();
-    // Once for the head, once for the queue.
+    // One event is for the head, and one is for the queue.
     assert_eq!(p.ends[CLIENT].app(id).writable, 2);
     assert!(p.client().has_room(id));
     p.client().finish(id).unwrap();

@@ -1,11 +1,12 @@
-//! Streams whose messages come by DATA, because their receiver has no landing memory, or their
-//! sender cannot write to it.
+//! Streams whose messages come by DATA, because the receiver has no landing memory, or the sender
+//! cannot write to the receiver's memory.
 
 use super::pair::*;
 use crate::frame::Frame;
 use crate::ids::StreamId;
 
-/// Longer than the window of a stream, so that DATA waits for it.
+/// Bytes of a message that is longer than the window of a stream, so that DATA waits for the
+/// window.
 const LONG: usize = 3_000_000;
 
 /// Sends a request to a server that grants memory until it has received `after` bytes, and declines
@@ -40,7 +41,7 @@ fn the_rest_of_a_body_comes_by_data() {
     for budget in [64 << 10, 1 << 30] {
         for after in [0, 100_000, LONG - 1, LONG + 1] {
             let (mut p, written) = declined_after(after, budget);
-            // With ample memory, all of it may have been granted before.
+            // With ample memory, the whole body may have been granted before.
             assert!(budget > LONG || written < 2 * LONG as u64, "some came by DATA: {after}");
             // Other streams still land, and so does the response.
             let other = p.open("other", false);
@@ -77,7 +78,7 @@ fn a_stream_whose_grants_are_recalled_is_declined() {
     }
 }
 
-/// A client that cannot write to what the server grants, on request or in advance.
+/// A client cannot write to the memory that the server grants, on request or in advance.
 #[test]
 fn what_cannot_be_written_goes_by_data() {
     for standing in [false, true] {

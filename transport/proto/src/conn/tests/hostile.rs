@@ -125,7 +125,7 @@ fn check_end(p: &mut Pair, end: usize) {
             Wire::Write(_) => panic!("WRITE after a breach"),
         })
         .collect();
-    // Without a credit it cannot send CLOSE.
+    // Without a credit, the end cannot send CLOSE.
     if !closes.is_empty() {
         assert_eq!(closes, [Frame::Close { code: 1, text: block(&breach.to_string()) }]);
     }

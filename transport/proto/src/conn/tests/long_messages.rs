@@ -1,5 +1,5 @@
-//! Messages of up to 4 GiB - 1, the longest that the header of a gRPC message can state. Their
-//! bytes are those of one block, over and over, and nobody copies them.
+//! Messages of up to 4 GiB - 1, the longest that the header of a gRPC message can state. Each
+//! message repeats the bytes of one block, and nobody copies the bytes.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -112,7 +112,7 @@ fn the_longest_message_of_grpc_lands_in_parts() {
     let longest = u64::from(u32::MAX);
     for (whole, most) in [(0, u32::MAX), (256 << 20, u32::MAX), (256 << 20, 3 << 20)] {
         let config = Config { whole, standing_grants: 0, ..Config::default() };
-        // With what lies in front of the place where a part begins.
+        // Includes the granted bytes in front of the address at which a part begins.
         let window = u64::from(config.bulk_window.max(whole)) + 4096;
         let server = send(config, longest, most);
         let (bytes, pieces, peak) = server.landed;

@@ -6,7 +6,7 @@
 //! | `calls` | the kinds of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants on request, standing grants, partial grants, fairness |
 //! | `segments` | bodies in several segments |
-//! | `alignment` | the offset of messages in landing memory, and peers that give a wrong one |
+//! | `alignment` | the offset of messages in landing memory, and peers that state a wrong offset |
 //! | `named` | fields that land in memory which the client names |
 //! | `recall` | grants that are recalled |
 //! | `answer_timeout` | a peer that does not answer RESET or RECALL |

@@ -65,7 +65,7 @@ fn the_field_lands_in_named_memory_and_the_rest_around_it() {
     }
 }
 
-/// A client learns that its peer names memory from the first grant that ends where the field
+/// A client learns that its peer names memory from the first short grant that ends where the field
 /// begins.
 #[test]
 fn requests_land_in_memory_that_the_server_names() {
@@ -91,7 +91,7 @@ fn requests_land_in_memory_that_the_server_names() {
     p.assert_clean();
 }
 
-/// Messages of a stream are requested in advance, also with what lies between their fields.
+/// Several messages of a stream are requested in advance, with the bytes between their fields.
 #[test]
 fn several_messages_are_requested_at_a_time() {
     let mut p = Pair::new(small(), small(), 1 << 20);
@@ -123,7 +123,7 @@ fn a_field_may_be_longer_than_all_landing_memory() {
     p.assert_clean();
 }
 
-/// The server has advertised standing grants that are long enough.
+/// The server has given standing grants that are long enough, but they are not used.
 #[test]
 fn standing_grants_are_left_alone() {
     let mut p = Pair::small();
@@ -149,7 +149,7 @@ fn standing_grants_are_left_alone() {
 
 #[test]
 fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
-    // A single byte is less than a grant may hold.
+    // A single byte is less than the minimum length of a grant.
     for naming in [Naming::Refuse, Naming::Late(u32::MAX), Naming::Parts(1), Naming::Parts(100_000)]
     {
         let (mut p, id, bytes) = answered(naming, 1 << 20);
@@ -284,7 +284,7 @@ fn a_reset_brings_named_memory_back() {
     }
 }
 
-/// The stated field need not be one: the bytes are the same, wherever they land.
+/// The range that a REQUEST states need not be a field: the bytes are the same, wherever they land.
 #[test]
 fn a_field_may_be_anywhere_in_the_request() {
     use crate::frame::Field;

@@ -31,7 +31,7 @@ pub(super) enum Naming {
     Whole,
     /// Names memory for at most this many bytes at a time.
     Parts(u32),
-    /// Names memory for at most this many bytes, the next time.
+    /// Names memory for at most this many bytes, when the driver works the next time.
     Late(u32),
     Refuse,
 }
@@ -80,7 +80,8 @@ pub(super) struct End {
     pub(super) naming: BTreeMap<u32, Naming>,
     /// How a server with [`Config::names_requests`] names memory for a request.
     pub(super) names: fn(StreamId) -> Option<Naming>,
-    /// Wants of named memory that are answered the next time, and the most bytes to name.
+    /// Wants of named memory to answer when the driver works the next time, each with the maximum
+    /// number of bytes to name.
     late: Vec<(NamedWant, u32)>,
     /// Whether the connection has asked for a proof that the peer's end exists.
     probes: bool,
@@ -636,7 +637,7 @@ impl Pair {
         }
     }
 
-    /// One action out of a fixed sequence.
+    /// Does the next action of a fixed sequence.
     pub(super) fn step(&mut self) -> bool {
         let moved = self.step_unchecked();
         self.check();

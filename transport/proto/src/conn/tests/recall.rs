@@ -73,7 +73,7 @@ fn a_partly_written_grant_ends_with_a_short_done() {
     finish(p, &ids);
 }
 
-/// The grants of queued transfers are recalled with that of the first.
+/// The grants of queued transfers are recalled together with the first transfer's grant.
 #[test]
 fn all_grants_of_a_stream_are_recalled_together() {
     let config = Config { bulk_window: 1 << 20, ..config() };

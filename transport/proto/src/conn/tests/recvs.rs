@@ -121,8 +121,8 @@ fn with_minimum_credits_a_call_is_one_message_each_way() {
     p.assert_clean();
 }
 
-/// A connection at rest has only short RECVs. Output that does not fit is split and asks for longer
-/// ones, which replace the short ones until the connection is at rest again.
+/// A connection at rest has only short RECVs. Output that does not fit is split, and asks for
+/// longer RECVs. The longer RECVs replace the short RECVs until the connection is at rest again.
 #[test]
 fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
     let config = Config { slot_size: 4096, rest_slot_size: 1024, max_recvs: 20, ..small() };
@@ -147,7 +147,7 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
         assert_eq!(p.ends[SERVER].app(id).body, pattern(round, 4000));
         assert_eq!(p.ends[CLIENT].app(id).body, pattern(round, 4000));
         assert!(p.ends.iter().all(|end| end.conn.has_extra_recvs()), "{round}");
-        // From then on a message is one SEND.
+        // With the longer RECVs, a message is one SEND.
         for _ in 0..8 {
             let id = p.open("head", true);
             p.settle();

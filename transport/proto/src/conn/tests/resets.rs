@@ -15,9 +15,9 @@ fn server(max_streams: u32) -> Pair {
     Pair::new(config.clone(), config, 1 << 20)
 }
 
-/// Messages of a client that respects its credits and the limit of streams: one opens `n` streams,
-/// the next resets them. Returns the number of calls that the server was to begin, and the breach
-/// if it closed the connection.
+/// Delivers two messages of a client that respects its credits and the limit of streams: the first
+/// opens `n` streams, and the second resets them. Returns the number of calls that the server would
+/// begin, and the breach if the server closed the connection.
 fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
     let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };
     let ids = first..first + n;
@@ -66,7 +66,7 @@ fn rapid_resets_are_a_breach() {
 #[test]
 fn time_restores_the_reset_budget() {
     let mut p = server(64);
-    // All permitted streams, opened and reset at once ten times a second for a minute.
+    // Open and reset all permitted streams at once, ten times a second for a minute.
     let mut first = 1;
     for _ in 0..600 {
         p.now += Duration::from_millis(100);

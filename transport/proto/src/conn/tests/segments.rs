@@ -1,4 +1,5 @@
-//! Bodies in several segments: one transfer with the same bytes, and no copy to join them.
+//! Bodies in several segments: each is one transfer with the same bytes, and no copy joins the
+//! segments.
 
 use proptest::prelude::*;
 

@@ -132,8 +132,8 @@ fn close_takes_the_last_credit_or_waits_for_one() {
         p.settle();
         assert_eq!(p.client().credits.available(), 1);
         if left == 0 {
-            // A message that returns a credit takes the last one. The server's first message brings
-            // a credit of its own.
+            // A message that returns a credit may take the last credit. The server's first message
+            // returns a credit itself.
             for end in [false, true] {
                 p.server().send_headers(id, block("head"), end).unwrap();
                 p.settle();

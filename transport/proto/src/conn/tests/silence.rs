@@ -114,7 +114,7 @@ fn a_connection_at_rest_asks_rarely() {
     }
 }
 
-/// The time does not depend on how long the connection was at rest.
+/// The time until the loss is noticed does not depend on how long the connection was at rest.
 #[test]
 fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
     for rest in [3, 100] {

@@ -56,7 +56,7 @@ enum Wrong {
     Order,
 }
 
-/// The tables of `stream` combined.
+/// Combines the two tables of `stream`.
 fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
     use RecvState as R;
     use SendState as S;
@@ -241,9 +241,10 @@ fn reachable(side: Side) -> Vec<State> {
 fn every_state_of_a_stream_with_every_event() {
     for side in [Side::Client, Side::Server] {
         let states = reachable(side);
-        // Open and Ending go with Headers, Body and Ended. Ended and Reset go with Discarding. One
-        // state is forgotten. On a server, the end of the response discards the rest of the
-        // request. On a client, the end of the request waits for the response.
+        // Open and Ending combine with Headers, Body and Ended. Ended and Reset combine with
+        // Discarding. One more state is the forgotten stream. On a server, the end of the response
+        // discards the rest of the request. On a client, the end of the request waits for the
+        // response.
         assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
         for state in states {
             for event in EVENTS {
@@ -395,7 +396,8 @@ fn every_stage_of_a_connection_with_every_event() {
                     }
                     Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
                     Turn::Dead => {
-                        // Probes, or rests and probes later, then declares the peer dead.
+                        // The connection probes at once, or rests and probes later, and then
+                        // declares the peer dead.
                         for quiet in [1, 97, 98, 99, 100] {
                             conn.handle_timeout(now + QUIET * quiet).unwrap();
                         }
