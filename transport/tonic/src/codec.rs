@@ -38,11 +38,11 @@
 //! the message in tonic's buffers to its true length. If tonic accepts the message, the codec
 //! accepts every later message up to that length. The cost of the padding is counted
 //! ([`Copied::learning`](crate::Copied::learning)). If several stubs of one method share a channel,
-//! the highest of their limits applies once a message has used it, because tonic does not tell a
-//! codec which stub it serves. A stub that must keep a lower limit needs its own channel. Apart
-//! from these limits, a connection carries messages of up to 4 GiB - 1, the longest message that
-//! gRPC's header can express. A message that is too long for one piece of landing memory lands in
-//! several parts.
+//! the highest of their limits applies to all of them once a message of that length was accepted,
+//! because tonic does not tell a codec which stub it serves. A stub that must keep a lower limit
+//! needs its own channel. Apart from these limits, a connection carries messages of up to 4 GiB -
+//! 1, the longest message that gRPC's header can express. A message that is too long for one piece
+//! of landing memory lands in several parts.
 //!
 //! # Layers
 //!

@@ -54,12 +54,12 @@
 //! # How a channel finds its path
 //!
 //! The TCP connection comes first and stays open. Over the TCP connection, the channel asks the
-//! server for its fast path (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket,
-//! which is valid for one connection. The RDMA port admits only clients that present a ticket. So a
-//! client that TLS, an interceptor or a layer refuses on the TCP port is not admitted to the RDMA
-//! port either. The client itself must be the other end of the TCP connection: calls [through a
-//! gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so stock clients
-//! and servers work with either end.
+//! server for its fast path (`tonic_rdma.v1.Bootstrap/Offer`) and receives the addresses of the
+//! server's listeners and a ticket, which is valid for one connection. These listeners admit only
+//! clients that present a ticket. So a client that TLS, an interceptor or a layer refuses on the
+//! TCP port gets no ticket, and no fast path. The client itself must be the other end of the TCP
+//! connection: calls [through a gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are
+//! plain gRPC, so stock clients and servers work with either end.
 //!
 //! | | until the fast path is up | if it is unavailable | when it is lost |
 //! |---|---|---|---|
@@ -85,7 +85,7 @@
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `require-verbs` | replaces the [`Policy`] set in code |
 //! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,shm` |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | allows only this device |
-//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`Endpoint::type_of_service`] |
+//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces `type_of_service` of [`Endpoint`] and [`Server`] |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |
 //!
 //! All variables are read whenever an endpoint connects and when a server starts. A bad value is an
@@ -109,7 +109,7 @@
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `diagnose` | `diagnose()`: why calls do not use RDMA, for programs like the doctor |
 //! | `io-uring` | `disk`: moves files to and from pool memory through io_uring (Linux) |
-//! | `measure` | measures SENDs and WRITEs without calls in a diagnosis of a peer, and serves such measurements |
+//! | `measure` | lets a diagnosis of a peer measure SENDs and WRITEs without calls, and lets a server serve these measurements |
 //! | `metrics` | `metrics`: counters, gauges and histograms for a recorder of the metrics crate |
 //! | `serde` | serialization of a diagnosis; includes `diagnose` |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, like tonic's features of these names |

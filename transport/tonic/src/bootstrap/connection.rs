@@ -14,8 +14,8 @@ use tonic::transport::server::UdsConnectInfo;
 /// Maximum number of Offers of one TCP connection that are answered at the same time.
 pub(crate) const OFFERS_AT_ONCE: usize = 16;
 
-/// Maximum number of a client's connections in progress or waiting. A client is identified by its
-/// TCP connection.
+/// Maximum number of handshakes of one client that are in progress or waiting. A client is
+/// identified by its TCP connection.
 pub(crate) const HANDSHAKES_AT_ONCE: usize = 8;
 
 /// Headers that gateways add to requests.
@@ -56,8 +56,8 @@ pub(crate) struct Asker {
     handshakes: Handshakes,
 }
 
-/// Counts the connections that one client is setting up. The count is an extension of the client's
-/// tickets.
+/// Counts the connections that one client is setting up. The count is stored as an extension in the
+/// client's tickets.
 #[derive(Debug, Clone)]
 pub(crate) struct Handshakes(pub(crate) Arc<Semaphore>);
 

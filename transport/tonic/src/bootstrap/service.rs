@@ -1,4 +1,4 @@
-//! The server's side of the Offer.
+//! The server's side of the Offer and the Probe.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -265,8 +265,9 @@ fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
     Ok(named)
 }
 
-/// Removes addresses from an answer that is longer than [`MAX_ANSWER`]: the last addresses of the
-/// fabric that has the most. The nearest address is the first address of its fabric, and stays.
+/// Shortens an answer that is longer than [`MAX_ANSWER`] by removing the last addresses of the
+/// fabric that has the most addresses. The nearest address is the first address of its fabric, and
+/// stays.
 fn fit(response: &mut OfferResponse) {
     while response.encoded_len() > MAX_ANSWER {
         let Some(Outcome::Grant(grant)) = &mut response.outcome else { return };

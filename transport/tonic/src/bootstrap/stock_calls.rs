@@ -4,7 +4,7 @@
 //! | a TCP connection from a host to which an Offer gave a ticket | counts |
 //! |---|---|
 //! | has carried an Offer | no |
-//! | has carried no Offer; its calls name another client than tonic | no |
+//! | has carried no Offer; the user agent of its calls is not tonic's | no |
 //! | has carried no Offer, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
 //!
 //! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
@@ -117,8 +117,8 @@ mod tests {
             self.stock.has_ticket(peer.ip());
         }
 
-        /// The number of warnings for 60 calls of a connection, half of which come long after the
-        /// first.
+        /// The number of warnings for 60 calls of a connection. Half of the calls come long after
+        /// the first call.
         fn warnings(&self, peer: SocketAddr, headers: &HeaderMap) -> usize {
             let start = Instant::now();
             let early = (0..30).filter(|_| self.stock.called(peer, headers, start)).count();
@@ -159,12 +159,13 @@ mod tests {
         assert_eq!(world.warnings(elsewhere, &tonic), 0, "its host has no ticket");
         assert_eq!(world.warnings(stock, &agent("grpc-go/1.60")), 0, "it is not tonic");
         assert_eq!(world.warnings(stock, &HeaderMap::new()), 0);
-        // It asks in the end, as a channel that connects again does.
+        // The connection carries an Offer in the end, as that of a channel that connects again
+        // does.
         let start = Instant::now();
         assert!((0..30).all(|_| !world.stock.called(late, &tonic, start)));
         world.offer(late);
         assert!(!world.stock.called(late, &tonic, start + LATER));
-        // A closed connection is forgotten.
+        // A connection that is closed is forgotten.
         world.live.clear();
         assert_eq!(world.warnings(stock, &tonic), 0);
         assert!(world.stock.is_watching());

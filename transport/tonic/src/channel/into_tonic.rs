@@ -38,10 +38,10 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Capacity of the pipe in bytes, in each direction. The bytes fit a processor's cache.
 const PIPE: usize = 128 << 10;
-/// Length of a frame in bytes. Each frame is received whole, into its own buffer.
+/// Maximum length of a frame in bytes. Each frame is received whole, into its own buffer.
 const FRAME: u32 = 64 << 10;
-/// Length of a call's metadata in bytes, as HTTP/2 counts it. Our channel and the server have their
-/// own limits.
+/// Maximum length of a call's metadata in bytes, as HTTP/2 counts it. Our channel and the server
+/// have their own limits.
 const METADATA: u32 = 16 << 20;
 
 impl Channel {
@@ -50,7 +50,7 @@ impl Channel {
     /// cloned, and keeps this channel alive.
     ///
     /// Code that takes any [`tower::Service`] should get the channel itself. tonic's type requires
-    /// an HTTP/2 connection, so each call passes an HTTP/2 connection within the process:
+    /// an HTTP/2 connection, so each call passes through an HTTP/2 connection within the process:
     ///
     /// - Payload is copied into the pipe and out of it, in each direction. Stubs with
     ///   [`ProstCodec`](crate::codec::ProstCodec) work but save no copies, because the client's
@@ -61,11 +61,11 @@ impl Channel {
     ///   [`source`](std::error::Error::source) is lost, and so are extensions of requests, such as
     ///   [`LandIn`](crate::LandIn).
     /// - The [`Endpoint`](crate::Endpoint)'s limits and timeout apply.
-    /// - Calls take the channel's current path. While that path is TCP, calls pass two HTTP/2
-    ///   connections. If the path is permanently TCP, by [`Policy::Off`](crate::Policy::Off) or
-    ///   `TONIC_RDMA=off`, and the endpoint has no limits, the result is the TCP connection's own
-    ///   channel. Calls then pass only one HTTP/2 connection, and [`stats`](Self::stats) does not
-    ///   count them.
+    /// - Calls take the channel's current path. While that path is TCP, calls pass through two
+    ///   HTTP/2 connections. If the path is permanently TCP, by [`Policy::Off`](crate::Policy::Off)
+    ///   or `TONIC_RDMA=off`, and the endpoint has no limits, the result is the TCP connection's
+    ///   own channel. Calls then pass through only one HTTP/2 connection, and
+    ///   [`stats`](Self::stats) does not count them.
     ///
     /// # Panics
     ///

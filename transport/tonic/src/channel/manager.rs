@@ -156,8 +156,8 @@ async fn maintain(
         };
         log.down(&reason);
         let unreachable = reason.code() == ReasonCode::PeerUnreachable;
-        // Drops the last clone of a connection that drains. The connection's driver then ends the
-        // connection.
+        // The new state drops the last clone of a connection that drains. The connection's driver
+        // then ends the connection.
         shared.state.send_replace(FastPathState::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -168,7 +168,8 @@ async fn maintain(
                 tokio::time::sleep(backoff::spread(&mut jitter).min(pause)).await;
             }
         }
-        // Wait until a call wants another connection, because nothing waits for one now.
+        // If this is not the first connection, wait until a call wants it, because no call waits
+        // for it now.
         if plan.connection > 0 {
             shared.start.wait_again().await;
         }

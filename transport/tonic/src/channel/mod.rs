@@ -275,10 +275,11 @@ impl Channel {
 
     /// The pool of the current fast path, whose buffers are sent without a copy. For a
     /// [balanced](Channel::balance_list) channel, the result is the pool of the first endpoint that
-    /// has a fast path. While calls go over TCP, the pool consists of ordinary memory of the same
-    /// size, so code that fills buffers needs no branch. A buffer can be sent over any path. If the
-    /// buffer lies in another device's pool, the first message is copied, and later messages are
-    /// copied unless the memlock limit leaves room to register the memory with both devices.
+    /// has a fast path. While calls go over TCP, the pool consists of ordinary memory, sized by the
+    /// context's [`PoolConfig`](crate::PoolConfig), so code that fills buffers needs no branch. A
+    /// buffer can be sent over any path. If the buffer lies in another device's pool, the first
+    /// message is copied, and later messages are copied unless the memlock limit leaves room to
+    /// register the memory with both devices.
     ///
     /// Call this method for each buffer, because the path may change. The call is cheap.
     pub fn pool(&self) -> Pool {

@@ -35,8 +35,7 @@ const BUFFER_SIZE: usize = 1024;
 type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
 pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
 
-/// Builds the selection below the limits. The limits act on every call exactly once, in tonic's
-/// order.
+/// Wraps the selection in the limits. The limits act on every call exactly once, in tonic's order.
 pub(crate) fn build(select: Select, settings: &EndpointSettings) -> Stack {
     let rated = match settings.rate_limit {
         // RateLimit cannot be cloned, so calls pass through a queue.
@@ -59,7 +58,7 @@ pub(crate) fn build(select: Select, settings: &EndpointSettings) -> Stack {
 ///
 /// `poll_ready` selects the path. For TCP, `poll_ready` reserves a place in the TCP connection's
 /// queue, and `call` uses the place. A call that was meant for the fast path but could not be sent
-/// there goes over TCP.
+/// there moves to another rail or to TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<ChannelState>,
@@ -187,7 +186,8 @@ fn over_fast(
     Box::pin(OverFast { call: fast.client.call(req).timed(timer), shared, rails, elsewhere: None })
 }
 
-/// A call over the fast path. `elsewhere` is allocated only if the call could not be sent there.
+/// A call over the fast path. `elsewhere` is allocated only if the call could not be sent over its
+/// connection.
 struct OverFast {
     call: Call,
     shared: Arc<ChannelState>,
@@ -244,7 +244,7 @@ async fn elsewhere(
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
         let fast = match rail.map_or_else(|| shared.route(), Route::Fast) {
             Route::Fast(fast) => fast,
-            // The manager already knows that the path is closed.
+            // Wait for the next connection. The manager already knows that this one is closed.
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Cause::required)?,
         };
         shared.counters.calls_moved.add(1);

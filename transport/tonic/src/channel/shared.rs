@@ -83,7 +83,7 @@ pub(crate) struct ChannelState {
 pub(crate) enum Route {
     Fast(Fast),
     Tcp,
-    /// No destination yet, because the fast path is required.
+    /// No destination yet, because the fast path is required and not up.
     Wait,
 }
 

@@ -12,9 +12,9 @@ use crate::land_in::allocators::Allocators;
 /// Bytes of a staging block, which is the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread, limited to half of the landing memory. A single message may
-/// be longer, up to a quarter of the landing memory and [`MAX_WHOLE`]. A longer message lands in
-/// parts.
+/// Bytes that a stream may have unread, limited to half of the landing memory. With much landing
+/// memory, a single message may be longer: up to a quarter of the landing memory, and at most
+/// [`MAX_WHOLE`]. A longer message lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
@@ -174,7 +174,7 @@ impl ConnectionConfig {
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
         let (recv_slots, recv_extra) = match grows {
             true => (REST_RECVS, shape.recvs),
-            // The slots of a ring, whose memory is not pinned.
+            // These are the slots of a ring, whose memory is not pinned.
             false => (shape.recvs.next_multiple_of(16), 0),
         };
         let rest = |size: u32| if grows && size < shape.slot { size } else { 0 };

@@ -325,7 +325,8 @@ mod tests {
 
     use super::*;
 
-    /// A link that copies 8 bytes per nanosecond, by tokio's clock.
+    /// Takes the time, by tokio's clock, in which a link with 8 bytes per nanosecond copies `len`
+    /// bytes.
     async fn copy(len: usize) {
         advance(Duration::from_nanos(len as u64 / 8)).await;
     }

@@ -142,11 +142,11 @@ impl ConnectionState {
         self.count();
     }
 
-    /// Like [`flush`](Self::flush), but for calls. The first call posts its work itself. Calls that
-    /// follow before the driver runs leave their work to the driver, which posts all of this work
-    /// in one message. If the peer shares this processor, the peer could not begin with the first
-    /// message before the other messages are made. So if several calls are in flight, all calls
-    /// leave their work to the driver.
+    /// Like [`flush`](Self::flush), but for calls. After each run of the driver, the first call and
+    /// every eighth call after it post their work themselves. The other calls leave their work to
+    /// the driver, which posts all of it together. If the peer shares this processor, the peer
+    /// could not begin with the first message before the other messages are made. So if several
+    /// calls are in flight, all calls leave their work to the driver.
     ///
     /// If there is nothing to flush, returns false without updating the counters.
     pub(crate) fn flush_soon(&mut self) -> bool {

@@ -180,8 +180,8 @@ pub struct ConnectionUsage {
     pub control_memory: usize,
     /// Bytes of the pool's landing memory that the connection holds.
     pub landing_memory: usize,
-    /// Bytes that the peer may write to now, in the landing memory or in buffers that callers have
-    /// named for their replies.
+    /// Bytes that the peer may write to now, in the landing memory or in buffers that the
+    /// application has named ([`LandIn`](crate::LandIn)).
     pub granted: usize,
 }
 

@@ -74,13 +74,13 @@ impl ContextBuilder {
     /// three quarters of the pool's memory for sending are lent at a time. Further messages are
     /// copied, so a reader that keeps received messages does not delay other readers.
     ///
-    /// **Each process maps the memory for sending of its connection's pool, read-only**:
-    /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
-    /// request. The peer sees only the content of buffers from that pool. A message in another
-    /// connection's buffer is copied. For a peer that runs as another user, use
-    /// [`Lending::OneProcess`], which names the process. As over RDMA, the sending process could
-    /// change a message while the peer reads it, so a peer that does not trust the sender must not
-    /// borrow.
+    /// **Each peer that borrows maps, read-only, the send memory of the pool of its connection**:
+    /// at a client the memory of [`Channel::pool`](crate::Channel::pool), at a server that of the
+    /// request's [`pool`](crate::pool()). The peer sees only the content of buffers from that pool.
+    /// A message in another connection's buffer is copied. For a peer that runs as another user,
+    /// use [`Lending::OneProcess`], which names the process. As over RDMA, the sending process
+    /// could change a message while the peer reads it, so a peer that does not trust the sender
+    /// must not borrow.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self

@@ -7,9 +7,9 @@
 //! - as long as the kernel has reported no later change, and the device monitor has found none;
 //! - only if every device could be opened, because nothing reports a device file that becomes
 //!   accessible;
-//! - for the first [`SETTLES`] after a change only if all devices are usable, because a port's
-//!   state may change after its report. Opening a device checks its port again, so a port that goes
-//!   down after the survey is noticed.
+//! - for the first [`SETTLES`] after a change only if all devices are usable, because the kernel
+//!   may report a change of a port before the port's state changes. Opening a device checks its
+//!   port again, so a port that goes down after the survey is noticed.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ struct SurveyState {
 
 impl SurveyState {
     /// Whether the kernel has reported a change since the function was last called. `None` if the
-    /// kernel does not report changes.
+    /// kernel does not report changes, or has no RDMA devices.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
             // Without devices, no result needs to be remembered, and no device needs to be watched.
@@ -246,7 +246,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(host.attempt(), 1);
         }
-        // One more survey, once the reported change must have happened.
+        // One more survey is made when the reported change must have happened.
         host.settle();
         for _ in 0..100 {
             assert_eq!(host.attempt(), 2);
@@ -276,7 +276,8 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_is_not_kept() {
-        // EACCES, which a change of the modes of the device files would end.
+        // The error is EACCES. A change of the device files' modes would end it, and nothing
+        // reports such a change.
         let host = Host::new();
         host.unopened.set(Some(13));
         host.settle();

@@ -33,12 +33,13 @@ pub struct Peer {
     pub tcp: Option<Measured>,
     /// The measurement over the fast path.
     pub fast: Option<Measured>,
-    /// SENDs over a connection without calls, which are the lower bound of any call over this path.
+    /// The measurement of SENDs over a connection without calls. Their round trip is a lower bound
+    /// for the latency of any call over this path.
     pub bare: Option<Bare>,
     /// Why there is no connection without calls, although there is a fast path.
     pub not_bare: Option<String>,
-    /// Rates of the same transfers over each way. Transfers for which there was no time are left
-    /// out.
+    /// Rates of the same transfers over TCP, over the fast path and without calls. Transfers for
+    /// which there was no time are left out.
     pub rates: Vec<Rates>,
     /// Why there is no measurement. `None` if there is a measurement.
     pub not_measured: Option<String>,
@@ -80,9 +81,9 @@ pub enum Direction {
     Down,
 }
 
-/// Rates of the same transfer over each way, in operations per second: calls, WRITEs, or SENDs
-/// there and back. With one operation in flight, the differences between durations are the costs of
-/// the layers in between.
+/// Rates of the same transfer over each way, in operations per second. An operation is a call, a
+/// WRITE, or a SEND that is answered by a SEND. With one operation in flight, the differences
+/// between durations are the costs of the layers in between.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

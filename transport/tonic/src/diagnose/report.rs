@@ -86,7 +86,8 @@ pub struct Finding {
 pub struct Cure {
     /// A description of the cure, and where it applies.
     pub what: String,
-    /// A shell command, to be used unchanged. `None` if no command helps.
+    /// A shell command. Replace only parts in capitals, which [`what`](Self::what) explains. `None`
+    /// if no command helps.
     pub command: Option<String>,
     /// Whether root must run the command.
     pub root: bool,

@@ -40,7 +40,8 @@ impl Endpoint {
 
     /// Create a channel that connects at its first call, which goes over TCP. The channel sets up
     /// its fast path at the second call, or 20 ms after the first call, and then uses the fast
-    /// path. So a program that connects for each call does not pay for a fast path. With
+    /// path. So a program that makes a channel for each call does not pay for a fast path, unless
+    /// the channel lives longer than 20 ms. With
     /// [`require_fast_path`](Endpoint::require_fast_path), the channel sets up the path at the
     /// first call.
     ///

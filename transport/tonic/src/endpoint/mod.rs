@@ -238,8 +238,8 @@ impl Endpoint {
         self
     }
 
-    /// Set the executor of background tasks, which are HTTP/2 and the fast path's manager. Default
-    /// is `tokio::spawn`.
+    /// Set the executor of background tasks, which run HTTP/2 and the manager of the fast path.
+    /// Default is `tokio::spawn`.
     pub fn executor<E>(mut self, executor: E) -> Self
     where
         E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>>

@@ -1,5 +1,6 @@
-//! Builder methods of the TCP side, forwarded to tonic's endpoint. These methods do not affect the
-//! fast path, which has its own flow control, keep-alive and limits.
+//! Builder methods that are forwarded to tonic's endpoint, and `plaintext_rdma`. Most of these
+//! methods do not affect the fast path, which has its own flow control and limits. The methods for
+//! keep-alive pings apply to both paths.
 
 use std::net::IpAddr;
 use std::time::Duration;

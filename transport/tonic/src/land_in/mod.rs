@@ -1,4 +1,4 @@
-//! Application memory for a message's field to land in, for replies and for requests.
+//! Application memory in which a field of a reply or of a request lands.
 //!
 //! | file | what |
 //! |---|---|
@@ -15,8 +15,8 @@ pub(crate) use tonic_rdma_codec::land_in::{Claimed, Target};
 pub use tonic_rdma_codec::land_in::{Outcome, WhyCopied, WhyEmpty};
 use tonic_rdma_memory::{InUse, NamedBuffer};
 
-/// An application buffer for the longest `bytes` field of a reply to land in, or of a request at a
-/// [server](crate::Server::land_in).
+/// An application buffer in which the longest `bytes` field of a reply lands or, at a
+/// [server](crate::Server::land_in), of a request.
 ///
 /// The buffer is passed by value: a `Vec<u8>`, a boxed slice, huge pages, a block for O_DIRECT, a
 /// slot of a cache, or the mapping of a file, which must not be truncated. The call then owns the
@@ -133,15 +133,16 @@ pub enum FinishError {
 }
 
 impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
-    /// Takes a buffer, for one reply at a time to land in. `as_mut` is called once, and the field
+    /// Takes a buffer in which one reply at a time lands. `as_mut` is called once, and the field
     /// lands at the beginning of its result.
     pub fn new(buffer: T) -> Self {
         LandIn { target: Target::new(NamedBuffer::new(buffer)), _owner: PhantomData }
     }
 
-    /// Fails a call whose field is longer than the buffer with OUT_OF_RANGE and both lengths. If
-    /// the server states the length, the call fails before the field is transferred. Without this
-    /// option the reply is delivered in the ordinary way, and the buffer stays empty.
+    /// Makes a call fail if its field is longer than the buffer. The status is OUT_OF_RANGE and
+    /// names both lengths. If the server states the length, the call fails before the field is
+    /// transferred. Without this option the reply is delivered in the ordinary way, and the buffer
+    /// stays empty.
     #[must_use]
     pub fn or_fail(mut self) -> Self {
         self.target.fails_if_too_long();

@@ -166,8 +166,8 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
 
 /// Selects the reason to report if several fabrics have a reason, and appends the other reasons.
 /// `met` contains the fabrics over which this peer was reached. These fabrics come before the
-/// fabrics that could not be tried, because calls could use these fabrics if the causes were fixed.
-/// Within each group, RDMA comes first, because its cause can be fixed.
+/// fabrics that could not be tried, because calls could use the reached fabrics if the causes were
+/// fixed. Within each group, RDMA comes first, because its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
     let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;

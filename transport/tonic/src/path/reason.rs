@@ -304,8 +304,8 @@ pub enum Side {
 /// Why calls use TCP instead of the fast path: a code and the details.
 ///
 /// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front if the other
-/// end is the cause. `Reason` is an error type, so [`require_rdma`](crate::Endpoint::require_rdma)
-/// can return it.
+/// end is the cause. `Reason` is an error type. [`Reason::of`] finds it in the error of an endpoint
+/// that [requires](crate::Endpoint::require_rdma) a fast path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     code: ReasonCode,

@@ -174,7 +174,8 @@ impl<L> Server<L> {
         self.shared.stats.clone()
     }
 
-    /// Shows the connections of the servers made from this builder and its clones, for operators.
+    /// Returns an observer, which shows operators the connections of the servers made from this
+    /// builder and its clones.
     pub fn observer(&self) -> ServerObserver {
         ServerObserver::new(&self.shared.registry, self.stats())
     }

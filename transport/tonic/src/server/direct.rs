@@ -22,8 +22,8 @@ impl<L> Server<L> {
     /// for the fast path.
     ///
     /// In all other respects, this method is like [`Router::serve`](crate::Router::serve). The
-    /// layers wrap an [`OfferRoute`] around the service. A layer that accepts any service also
-    /// accepts an [`OfferRoute`].
+    /// layers wrap an [`OfferRoute`], which contains the service. A layer that accepts any service
+    /// also accepts an [`OfferRoute`].
     ///
     /// ```no_run
     /// # use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};

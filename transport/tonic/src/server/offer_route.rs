@@ -14,8 +14,8 @@ use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::limited::LimitedOffers;
 use crate::error::BoxError;
 
-/// Length of the Offer's path up to its method, because the service's other methods are routed as
-/// well.
+/// Length of the Offer's path without the method. All methods of the Offer's service have this
+/// prefix, and are routed in the same way.
 const PREFIX: usize = OFFER_PATH.len() - "Offer".len();
 
 /// The service `S`, together with the calls by which clients ask for the fast path.

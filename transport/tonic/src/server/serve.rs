@@ -203,7 +203,7 @@ where
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             throttled!(info, path = "tcp", why, "clients stay on TCP");
-            // This function ends only after every clone is dropped.
+            // `serve_until` returns only after every clone is dropped.
             drop(alive);
         }
         None => {

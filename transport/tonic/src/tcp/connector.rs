@@ -71,8 +71,8 @@ pub(crate) trait AnyIo: hyper::rt::Read + hyper::rt::Write + Unpin + Send {}
 
 impl<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send> AnyIo for T {}
 
-/// A connector of any type. The compiler compiles tonic's channel again for each type of connector,
-/// and that channel is most of the code that a program on tonic compiles.
+/// A connector of any type, boxed. Otherwise the compiler would compile tonic's channel again for
+/// each type of connector, and that channel is most of the code that a program on tonic compiles.
 pub(crate) type AnyConnector = BoxService<Uri, Box<dyn AnyIo>, BoxError>;
 
 /// Records the local address of each connection that `connector` creates.

@@ -59,7 +59,7 @@ const MAX_READ_AHEAD: usize = 3;
 /// response free its encoder's buffer, which has 8 KiB in tonic.
 const MAX_COPIED: usize = 128;
 
-/// Budget that tokio gives a task for one turn.
+/// Units of the budget that tokio gives a task for one turn.
 const UNITS_PER_TURN: usize = 128;
 /// If the number of calls in flight is in this range, the calls are sent in parts of [`PART`]
 /// calls: see [`spend_budget`].
@@ -244,7 +244,7 @@ impl Kept {
     ///
     /// Cancel safe.
     async fn retry(self: &Arc<Self>) -> Option<Body> {
-        // hyper drops the body of a failed call.
+        // Wait until hyper has dropped the body, which it does after a call has failed.
         poll_fn(|cx| {
             let mut body = self.lock();
             match body.in_flight {
@@ -283,7 +283,7 @@ impl KeptBody {
             Some(Some(data)) => {
                 self.count += 1;
                 if self.count == 1 {
-                    // Each call in flight has a reference.
+                    // Each call in flight has a reference to the client.
                     spend_budget(Arc::strong_count(client), cx);
                 }
                 if self.is_whole && !self.sent.record(data, self.count == 1) {

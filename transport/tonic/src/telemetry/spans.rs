@@ -40,8 +40,8 @@ pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     )
 }
 
-/// The span of a call. `server` has the address at which the client looks for the server. At a
-/// client, [`took`] adds the call's path.
+/// The span of a call. `server` is the URI at which the client looks for the server. At a client,
+/// [`took`] adds the call's path.
 pub(crate) fn call(side: Side, uri: &Uri, server: &Uri) -> Span {
     debug_span!(
         target: "tonic_rdma::call",

@@ -56,8 +56,8 @@ pub struct TransportStats {
     pub bytes_received_tcp: u64,
     /// RDMA WRITEs of at least 4 KiB directly from the payload's memory, without a copy to staging.
     pub long_writes: u64,
-    /// The long WRITEs whose source and destination are equal modulo 64. On shared memory, where
-    /// each WRITE is a copy, these WRITEs are the fastest on any processor.
+    /// The long WRITEs whose source and destination addresses are equal modulo 64. On shared
+    /// memory, where each WRITE is a copy, these WRITEs are the fastest on any processor.
     pub long_writes_in_phase: u64,
     /// Payload bytes that this process copied for calls on a fast path.
     pub copied_fast: Copied,
@@ -121,7 +121,7 @@ pub struct Copied {
     /// all earlier messages of its method is padded to its true length in tonic's buffer, so that
     /// tonic checks that length.
     pub learning: u64,
-    /// Copied to a buffer that the caller has named for the reply: see
+    /// Copied to a buffer that the application has named for a reply or a request: see
     /// [`LandIn`](crate::LandIn).
     pub named: u64,
 }

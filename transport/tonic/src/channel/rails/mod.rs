@@ -151,8 +151,8 @@ impl Rails {
         ordered
     }
 
-    /// Reserves a rail for a connection that is about to try it. Returns false, except for the
-    /// first connection, if another connection uses a device of the rail.
+    /// Reserves a rail for a connection that is about to try it. Returns false if another
+    /// connection uses a device of the rail. The first connection may try any rail.
     pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
         let mut in_use = self.in_use();
         let may_try = connection == 0 || !in_use.meets(rail, connection);
@@ -276,7 +276,7 @@ mod tests {
     use crate::context::Sources;
     use crate::path::Path;
 
-    /// The rails between two devices at either end, in one network. `far` names those of this host
+    /// The rails between two devices at each end, in one network. `far` names this host's devices
     /// on another NUMA node.
     fn rails(far: &[&str]) -> Vec<Rail> {
         let place = |last: u8| OfferedPlace {
@@ -312,8 +312,8 @@ mod tests {
         of_channel.uses(1, used.clone(), "c2");
         let order = of_channel.order(0, rails(&[]), &health);
         assert_eq!(told(&order), ["c2 s2", "c1 s2", "c2 s1", "c1 s1"]);
-        // A further connection takes only a rail that shares no device with the one in use, whether
-        // that failed or not.
+        // A further connection takes only a rail that shares no device with the rail in use, even
+        // if that rail has failed.
         assert_eq!(told(&of_channel.order(2, rails(&[]), &health)), ["c1 s1"]);
         for _ in 0..2 {
             of_channel.left(1, Left::Blocked, &health);
@@ -335,7 +335,8 @@ mod tests {
         assert_eq!(first(0), "c1 s1");
     }
 
-    /// A cable that loses long packets connects. The first long message loses the connection.
+    /// Over a cable that loses long packets, a connection is established, and its first long
+    /// message loses it.
     #[tokio::test(start_paused = true)]
     async fn a_rail_that_connects_and_is_lost_soon_is_tried_last() {
         let health = RailHealth::default();

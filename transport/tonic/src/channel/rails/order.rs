@@ -9,7 +9,8 @@
 //! Routed rails come after rails within one network. Rails whose device the kernel chooses come
 //! last, in the server's order, which begins with the place that the client reached over TCP. The
 //! i-th device of this host is paired with the server's i-th device before any other. So the first
-//! rails share no device at either end, as in networks where rails do not meet.
+//! rails share no device at either end. This order also fits networks in which the rails are not
+//! connected with each other.
 
 use std::net::IpAddr;
 
@@ -151,8 +152,8 @@ mod tests {
         LocalAddress { ip, prefix: 24, running: true, interface, device, iwarp: false }
     }
 
-    /// The pairs of client device and server device: first the rails that share none, then the
-    /// others.
+    /// Returns the pairs of client device and server device: first the rails that share no device,
+    /// then the others.
     fn told(
         places: &[(&str, &str)],
         sources: &[(&str, &str)],
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!(front, ["c0 s0", "c1 s1"]);
         assert_eq!(behind, ["c0 s1", "c1 s0"]);
         assert_eq!(told_with(&far, &CLIENT, &all, false, 1).0, ["c1 s1", "c0 s0"]);
-        // The kernel routes one of them to one place.
+        // The kernel has a route from one of the devices to one place.
         let (front, behind) = told_with(&far, &CLIENT, &[all[3]], false, 0);
         assert_eq!((front, behind), (vec!["c1 s1".to_owned()], vec!["route s0".to_owned()]));
         // A named device is used, whatever the kernel routes.

@@ -37,9 +37,9 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
-/// An extension of a request whose response's body has a reader that copies all bytes before
-/// parsing them. So the reader gets the bytes in landing memory, although the server may still
-/// write there.
+/// An extension of a request. It says that the reader of the response's body copies all bytes
+/// before it parses them. So the reader gets the bytes in landing memory, although the server may
+/// still write there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piped;
 

@@ -171,7 +171,7 @@ mod tests {
         assert!(header_cache.cached.is_empty());
     }
 
-    /// Two blocks that take turns replace old ones, and not each other.
+    /// Two blocks that take turns replace old blocks, and not each other.
     #[test]
     fn what_comes_now_stays() {
         let mut header_cache = HeaderCache::new(Arc::default(), Extensions::new());

@@ -101,7 +101,7 @@ fn put_map(block: &mut Vec<u8>, map: &HeaderMap) -> Result<(), Status> {
     map.iter().try_for_each(|(name, value)| put_field(block, name, value))
 }
 
-/// The fields that the head of every request of a connection contains.
+/// The fields that are in the head of every request of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Caller {
     /// Scheme and authority, encoded for a block.
@@ -166,7 +166,7 @@ pub(crate) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
     block(|block| put_map(block, map))
 }
 
-/// Fields of the static tables that a block may repeat, other than pseudo-fields.
+/// The fields of the static tables, without the pseudo-fields. A block may repeat them.
 struct Known {
     names: Vec<Option<HeaderName>>,
     pairs: Vec<Option<(HeaderName, HeaderValue)>>,

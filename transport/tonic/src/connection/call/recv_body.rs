@@ -34,7 +34,7 @@ impl Copying {
         Copying { rest, copy }
     }
 
-    /// Copies the next piece. Returns the landing memory after the last piece.
+    /// Copies the next piece. After the last piece, gives the landing memory back.
     fn step(&mut self) {
         let len = self.rest.len().min(COPY_UNIT);
         self.rest.move_to(len, &mut self.copy);
@@ -152,7 +152,7 @@ impl RecvBody {
                 copying.step();
             }
         }
-        // The default is not used, because each piece has at least one byte.
+        // The default value is never needed, because each piece has at least one byte.
         let bytes = self.pop().unwrap_or_default();
         self.hand_on(bytes)
     }
@@ -268,7 +268,7 @@ fn consume(conn: &mut Connection, id: StreamId, flows: [(u32, Flow); 2]) {
     }
 }
 
-/// Counts the copies of the bytes that were handed on.
+/// Adds the bytes that were copied before they were handed on.
 fn add(copied: &mut Copied, delivered: Delivered) {
     let Delivered { plain, learning, joined, short, named } = delivered;
     copied.plain_codec += plain;

@@ -145,7 +145,7 @@ pin_project! {
         Running { #[pin] handler: F },
         // Sends the part of a response that was not sent with the head.
         Sending { out: Box<SendBody> },
-        // The task is on the list, or was just taken off it.
+        // The task is on the list, or was just taken off the list.
         Idle,
     }
 }

@@ -6,8 +6,9 @@ use std::task::{Context, Waker};
 use smallvec::SmallVec;
 use tonic_rdma_fabric::LinkError;
 
-/// Between two turns of the driver, each [`BATCH`]th call flushes its own work, so that the peer
-/// works on this call's message while this side makes the next message.
+/// Between two turns of the driver, the first call and each [`BATCH`]th call after it flush their
+/// own work, so that the peer works on these calls' messages while this side makes the next
+/// messages.
 const BATCH: u32 = 8;
 
 /// The part of the driver's state that calls use, protected by the connection's lock.

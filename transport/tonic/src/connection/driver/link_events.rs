@@ -48,9 +48,9 @@ impl ConnectionState {
         idle
     }
 
-    /// Tells the peer that the connection ends, if the peer loses no calls by the end: a client
-    /// gives up only its own calls, and a server may have no calls. If the end cuts calls off, the
-    /// peer should report a lost connection.
+    /// Tells the peer that the connection ends, if the end costs the peer no call. A client gives
+    /// up only its own calls, so it always tells the server. A server tells the client only if no
+    /// call is open: if the end cuts calls off, the client should report a lost connection.
     pub(super) fn say_goodbye(&mut self) {
         let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
         if !self.lifecycle.is_open() || !is_clean {

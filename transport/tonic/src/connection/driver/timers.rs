@@ -26,7 +26,7 @@ use tonic_rdma_memory::Owned;
 use crate::connection::lifecycle::Life;
 use crate::connection::state::ConnectionState;
 
-/// How long a connection's last message may take when no call is left.
+/// Time limit for the last message of a connection that is closing.
 const LAST_MESSAGE: Duration = Duration::from_secs(5);
 
 /// The timer and its current purpose.

@@ -2,12 +2,13 @@
 //!
 //! | delay | effect when it ends |
 //! |---|---|
-//! | [`Stall`] | copies of unread data, which make room for a stream that has waited long |
-//! | [`LandingWait`] | a message that lands in parts instead of one piece |
-//! | [`ReclaimDelay`] | the recall of grants in chunks that the connection returns |
+//! | [`Stall`] | unread data is copied, to make room for a stream that has waited long |
+//! | [`LandingWait`] | messages land in parts instead of in one piece |
+//! | [`ReclaimDelay`] | grants in chunks that the connection returns are recalled |
 //!
-//! A busy runtime must not count as a stall. So before the driver handles an expired delay, it lets
-//! all other tasks run [`GRACE`] times, including readers that were woken ([`Grace`]).
+//! A busy runtime must not count as a stall. So before the driver handles the end of a `Stall` or a
+//! `LandingWait`, it lets all other tasks run [`GRACE`] times, including readers that were woken
+//! ([`Grace`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -102,7 +103,7 @@ impl Delay {
 ///
 /// | turns left | on | next |
 /// |---|---|---|
-/// | 0 | a delay of the landing memory expires | [`GRACE`] |
+/// | 0 | a [`Stall`] or a [`LandingWait`] expires | [`GRACE`] |
 /// | more | the driver's task runs | one turn fewer; after the last turn, the delays that still run end |
 #[derive(Debug, Default)]
 pub(crate) struct Grace(u8);

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `grant` | grants landing memory to the peer, or refuses it |
-//! | `named` | grants buffers that callers have named for their replies |
+//! | `named` | grants buffers that the application has named for replies or requests |
 //! | `delays` | when unread data is copied, a message lands in parts, and grants are recalled |
 //! | `relieve` | acts on these delays |
 //! | `unread` | the unread part of a received body |

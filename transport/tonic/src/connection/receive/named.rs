@@ -1,8 +1,8 @@
-//! Grants buffers that callers have named for their replies.
+//! Grants buffers that the application has named: a client for a reply, a server for a request.
 //!
 //! | the buffer | on | next |
 //! |---|---|---|
-//! | belongs to a call | the server requests memory for the reply's field | registering, on the landing thread if the device is slow |
+//! | belongs to a call | the peer requests memory for the field | registering, on the landing thread if the device is slow |
 //! | belongs to a call | the field is too long, or the device's memory cannot be named | the message lands in landing memory |
 //! | registering | the buffer is registered, and the peer need not map it | granted |
 //! | registering | the buffer is registered, and the peer is asked to map it | mapping |

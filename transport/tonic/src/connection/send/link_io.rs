@@ -220,8 +220,8 @@ impl LinkIo {
                     let Write { src, pinned, addr, rkey } = write;
                     let as_it_lies = match (pinned, self.any_memory) {
                         (true, true) => {
-                            // Ring the doorbell now, so that the peer works on these messages while
-                            // this end copies.
+                            // Ring the doorbell now, so that the peer works on the posted messages
+                            // while this end copies.
                             if std::mem::take(&mut messages) {
                                 link.ring_doorbell()?;
                             }

@@ -23,9 +23,9 @@ use crate::telemetry::stats::Copied;
 /// Up to this many consecutive bytes between the segments of a message count as framing and not as
 /// payload.
 const FRAMING: usize = 256;
-/// Shorter segments are copied, because returning a lease takes a message, and a copy does not.
-/// Lending costs less at 64 KiB (docs/performance-log.md). Lengths between a control slot and 64
-/// KiB were not measured.
+/// Minimum length in bytes of a segment that is lent. Shorter segments are copied, because
+/// returning a lease takes a message, and a copy does not. Lending costs less at 64 KiB
+/// (docs/performance-log.md). Lengths between a control slot and 64 KiB were not measured.
 const MIN_LENT: usize = 32 * 1024;
 
 impl LinkIo {

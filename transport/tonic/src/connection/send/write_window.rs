@@ -9,7 +9,7 @@
 //! |---|---|
 //! | a completion leaves nothing in flight while payload waits | doubled, up to [`MAX`] |
 //! | [`CALM`] completions in a row leave WRITEs in flight | reduced by a quarter, but not below [`FIRST`] |
-//! | a SEND with a message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
+//! | a SEND with a short message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
 //! The completions of a busy link show how much the link carries. A fast link therefore keeps a
 //! large window even with small messages. A small message waits as long behind a fast link's large

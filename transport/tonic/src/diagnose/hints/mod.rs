@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(hint.name, "roce-v1");
         assert!(hint.what.starts_with("port 1 connects by RoCE v1"), "{hint:?}");
         assert_eq!(command(&hint), format!("echo 'RoCE v2' > /{mode}"));
-        // The port has no other version.
+        // The port has only version 1.
         gid(1, "IB/RoCE v1\n");
         let hint = hint_of(&system);
         assert_eq!((hint.name, &hint.cures[0].command), ("roce-v1", &None));
@@ -385,7 +385,7 @@ mod tests {
         assert!(command(&hint).starts_with("numactl --cpunodebind=1 --membind=1"));
         system.runs_on("0-8");
         assert_eq!(hints_of(&system), []);
-        // The machine has a single node, or the node is unknown.
+        // The machine has a single node, or the device's node is unknown.
         system.file(&format!("sys/devices/{PCI}/numa_node"), "-1\n");
         system.runs_on("0");
         assert_eq!(hints_of(&system), []);
@@ -469,7 +469,7 @@ mod pcie_tests {
         system.adapter("mlx5_1", "0000:81:00.1", "mlx5_core", "eth1");
         rate(&system, "mlx5_1");
         assert_eq!(hint_of(&system).unwrap().name, "pcie-link");
-        // The other port is down, or nothing is known about it.
+        // The other port is down, or nothing is known about the link.
         system.file("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
         assert_eq!(hint_of(&system), None);
         link(&system, PCI, ("Unknown", "0"), full);

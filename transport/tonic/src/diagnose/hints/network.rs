@@ -11,7 +11,8 @@ use crate::diagnose::report::{Device, Hint};
 const DESTINATION: usize = 1;
 const GATEWAY: usize = 2;
 const MASK: usize = 7;
-/// A route with these digits has no gateway, or is a default route.
+/// A route with these digits as its gateway has no gateway. A route with these digits as its mask
+/// is a default route.
 const NONE: &str = "00000000";
 
 /// A hint if interfaces of RDMA devices are in one subnet and one interface answers for all of

@@ -124,7 +124,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     client.queue(2, write, false).map(drop).map_err(lost)?;
     client.queue(3, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
     client.ring_doorbell().map_err(lost)?;
-    // The bytes are present when the SEND after them arrives (R4).
+    // The bytes of the WRITE are present when the SEND behind it arrives (R4).
     receive(client, server).await?;
     match landing.filled(BULK).to_private() == payload {
         true => Ok(()),

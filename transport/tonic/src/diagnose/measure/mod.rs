@@ -102,7 +102,7 @@ pub(super) async fn run(
 }
 
 impl Ways {
-    /// Does rounds of small and of long calls.
+    /// Does rounds over every way: small and long calls, and SENDs without calls.
     async fn turns(&mut self, not_bare: &mut Option<String>) -> Result<(), String> {
         let began = Instant::now();
         // The first round warms up: connections open their windows, and the codec learns the

@@ -28,12 +28,12 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Limits on connections and handshakes.
 ///
-/// | a connect request | until | beyond the limit |
+/// | counted | until | beyond the limit |
 /// |---|---|---|
-/// | has a place | its handshake is over | refused without a look-up |
-/// | is of a client with a ticket | its handshake is over | refused, because a client may have few handshakes at a time |
-/// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
-/// | is a connection | the connection ends | refused |
+/// | every connect request | its handshake is over | refused before the ticket is looked up |
+/// | the requests of one client, known by its ticket | their handshakes are over | refused, because a client may have few handshakes at a time |
+/// | a handshake in progress | it is over | waits, at most [`TURN_LIMIT`] |
+/// | a connection | it ends | refused |
 pub(crate) struct ConnectionLimits {
     pub(super) connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::tickets::{Holder, LIFETIME};
 
-    /// A client may know a device's address from elsewhere than its Offer.
+    /// A client may know a device's address from another source than its Offer.
     #[tokio::test]
     async fn a_ticket_for_shared_memory_alone_admits_to_no_device() {
         let tickets = Tickets::new(4, LIFETIME);

@@ -85,7 +85,7 @@ impl FastPath {
 
     /// Updates `listeners`. If the TCP side's address belongs to a device of the path, one listener
     /// listens at that address. Otherwise a listener listens at each address of a device. Existing
-    /// listeners stay.
+    /// listeners at these addresses stay, and all others are closed.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The durations of calls.
 //!
-//! A channel, and a server, keep the handles of the histogram of each path and status. A call reads
-//! the clock twice if a recorder was installed before the channel or the server was made, and
+//! Each channel and each server keeps one handle of the histogram for each path and status. A call
+//! reads the clock twice if a recorder was installed before the channel or the server was made, and
 //! otherwise not at all.
 
 use std::error::Error;
@@ -18,7 +18,7 @@ use crate::path::Path;
 use crate::telemetry::metrics::names::{CLIENT_CALLS, SERVER_CALLS};
 use crate::telemetry::status;
 
-/// Number of gRPC's statuses.
+/// Number of gRPC status codes.
 const CODES: usize = 17;
 /// Number of paths.
 const PATHS: usize = 4;

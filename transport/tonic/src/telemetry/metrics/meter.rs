@@ -35,7 +35,7 @@ pub(crate) struct ConnectionMeter {
     /// The values reported so far.
     told: Stats,
     told_copied: Copied,
-    /// When the peer's device was asked for a proof of life that it has not answered yet.
+    /// When the peer's device was asked for the proof of life that is still missing.
     asked: Option<Instant>,
 }
 
