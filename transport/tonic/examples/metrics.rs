@@ -14,8 +14,8 @@ use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Install it before the first channel or server. With the exporter's feature `http-listener`,
-    // it answers scrapes itself.
+    // Install the recorder before the first channel or server. With its feature `http-listener`,
+    // the exporter answers scrapes itself.
     let prometheus = PrometheusBuilder::new().install_recorder()?;
     tonic_rdma::metrics::describe();
 

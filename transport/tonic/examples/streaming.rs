@@ -1,5 +1,5 @@
-//! Streams in all directions. A stream takes one path from its beginning to its end, and a slow
-//! reader delays only its own stream.
+//! Streams from the server, from the client, and in both directions. A stream takes one path from
+//! its beginning to its end, and a slow reader delays only its own stream.
 //!
 //! `cargo run -p tonic-rdma --example streaming`
 
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let sum = client.sum(iter((1..=1000).map(|value| Number { value }))).await?.into_inner();
     println!("client streaming: the sum is {}", sum.value);
 
-    // Each number is answered before the next one is sent.
+    // The client waits for the answer to each number before it sends the next number.
     let (send, queue) = tokio::sync::mpsc::channel(1);
     let numbers = tokio_stream::wrappers::ReceiverStream::new(queue);
     let mut doubled = client.double(numbers).await?.into_inner();

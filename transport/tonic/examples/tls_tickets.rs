@@ -3,8 +3,8 @@
 //!
 //! The server requires client certificates. The client with a certificate completes the handshake,
 //! requests the Offer over the TLS connection, and presents its ticket when it connects over the
-//! fast path. The client without one is refused. The fast path here is shared memory. RDMA is not
-//! encrypted, so both ends would have to set `plaintext_rdma` (SECURITY.md).
+//! fast path. The client without a certificate is refused. The fast path here is shared memory.
+//! RDMA is not encrypted, so both ends would have to set `plaintext_rdma` (SECURITY.md).
 //!
 //! `cargo run -p tonic-rdma --example tls_tickets`
 

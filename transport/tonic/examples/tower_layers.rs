@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // The stub's interceptor also applies to the Offer.
     let channel = Endpoint::from_shared(url.clone())?.offer_interceptor(bring).connect().await?;
-    // The client's own layers wrap the channel, as they wrap tonic's.
+    // The client's own layers wrap the channel, as they would wrap tonic's channel.
     let layered = ServiceBuilder::new()
         .concurrency_limit(16)
         .layer(InterceptorLayer::new(bring))

@@ -47,7 +47,7 @@ impl Store for Memory {
         let name = request.into_inner().name;
         let data = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&name).cloned();
         let data = data.ok_or_else(|| Status::not_found(format!("no object {name:?}")))?;
-        // Sent from where it landed.
+        // The data is sent from the memory in which it landed.
         Ok(Response::new(Object { name, data }))
     }
 }

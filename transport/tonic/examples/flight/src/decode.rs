@@ -1,4 +1,4 @@
-//! Decodes received messages to record batches.
+//! Decodes received messages into record batches.
 
 use std::panic::AssertUnwindSafe;
 
@@ -71,7 +71,7 @@ where
 
 /// Checks that the body has the buffers that the header names. Otherwise arrow panics.
 fn check(message: &FlightData) -> Result<(), FlightError> {
-    // Data that is not a message at all is an error of the decoder.
+    // The decoder reports an error if the data is not a message at all.
     let Ok(header) = arrow_ipc::root_as_message(&message.data_header) else { return Ok(()) };
     let dictionary = header.header_as_dictionary_batch().and_then(|batch| batch.data());
     let Some(batch) = header.header_as_record_batch().or(dictionary) else { return Ok(()) };

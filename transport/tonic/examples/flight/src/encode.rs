@@ -41,7 +41,7 @@ impl BatchEncoder {
         Ok(BatchEncoder { encoder, pool, descriptor: None })
     }
 
-    /// Makes the first message name the data that is put.
+    /// Adds this descriptor, which names the data that is put, to the first message.
     pub fn with_descriptor(self, descriptor: FlightDescriptor) -> Self {
         BatchEncoder { descriptor: Some(descriptor), ..self }
     }
@@ -157,7 +157,7 @@ fn malformed(what: &str) -> FlightError {
 
 /// Several buffers in sequence.
 struct Joined {
-    /// In reverse order.
+    /// The buffers that are left, in reverse order.
     buffers: Vec<Buffer>,
     remaining: usize,
 }

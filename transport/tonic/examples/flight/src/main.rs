@@ -183,7 +183,7 @@ async fn put_stock(
     Ok(())
 }
 
-/// Adds up the rows, and drops the batch as a reader does when it is done.
+/// Adds up the rows, and drops the batch, as a reader does that has finished with it.
 async fn count(rows: usize, batch: RecordBatch) -> Result<usize, FlightError> {
     Ok(rows + batch.num_rows())
 }

@@ -63,8 +63,8 @@ impl Tables {
     }
 }
 
-/// The schema's message in the form of `FlightInfo` and `SchemaResult`, with the prefix of a
-/// stream.
+/// Returns the schema message as the `schema` field of `FlightInfo` and `SchemaResult` carries it:
+/// after the continuation marker and the length, as in an IPC stream.
 fn schema(table: &Table) -> Bytes {
     let header = table.first().map_or(&[][..], |message| &message.data_header);
     let mut schema = Vec::with_capacity(8 + header.len());

@@ -1,5 +1,5 @@
 //! Sends record batches by every method that carries them. The received batches equal the sent
-//! ones, and on a fast path their columns lie where they landed.
+//! batches, and on a fast path their columns lie where they landed.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -77,7 +77,7 @@ impl World {
         [self.channel.stats().copied_fast, self.server.get().copied_fast]
     }
 
-    /// The bytes that both ends have copied since, without short messages.
+    /// The bytes that both ends have copied since `before`, without short messages.
     fn copied_since(&self, before: [Copied; 2]) -> u64 {
         let after = self.copied();
         after.into_iter().zip(before).map(|(a, b)| (a - b).total() - (a - b).eager).sum()
@@ -200,9 +200,9 @@ async fn batches_are_decoded_where_they_landed() {
         check(world.exchange(&sent).await, &sent, pool).await;
         world.copied_since(before)
     };
-    // A stream of a short message and long ones fills one of tonic's frames, up to 32 KiB, so that
-    // tonic adds no other message to it. Over RDMA it copies headers to staging. Here are four
-    // streams.
+    // In each stream of a short message and long messages, padding fills one of tonic's frames, of
+    // up to 32 KiB, so that tonic adds no other message to the frame. The padding counts as copied.
+    // Over RDMA, headers are also copied to staging. Each round has four streams.
     const FILLING: u64 = 4 * (34 << 10);
     // Each end learns the other's codec, and that tonic accepts messages of these lengths.
     let mut learnt = 0;
@@ -286,8 +286,8 @@ fn plain(data_type: &arrow_schema::DataType) -> arrow_schema::DataType {
     }
 }
 
-/// Batches that an application keeps use up landing memory. The share grows to its limit, then
-/// received batches are copied to the heap, and no stream stops.
+/// Batches that an application keeps use up landing memory. The memory that the application holds
+/// grows to its limit. Further batches are then copied to the heap, and no stream stops.
 #[tokio::test]
 async fn batches_that_are_held_are_copied_only_at_the_limit() {
     let world = World::fast(128 * MIB).await;
@@ -318,7 +318,7 @@ async fn batches_that_are_held_are_copied_only_at_the_limit() {
     check_numbers(&world, &batch, &pool).await;
 }
 
-/// After the batches are dropped, nothing is copied.
+/// Checks that no received batch is copied, as it must be after the held batches are dropped.
 async fn check_numbers(world: &World, batch: &RecordBatch, pool: &Pool) {
     let mut messages = std::pin::pin!(world.get("table").await);
     while let Some(message) = messages.next().await {
@@ -400,8 +400,8 @@ async fn bad_input_is_an_error() {
     assert!(two_names.message().contains("2 names"), "{two_names}");
 }
 
-/// A peer may send anything as an Arrow message: bytes that are not one, a truncated body, or
-/// offsets beyond its end.
+/// A peer may send anything as an Arrow message: bytes that are not a message, a truncated body, or
+/// offsets beyond the end of the body.
 #[tokio::test]
 async fn messages_that_are_no_batches_are_errors() {
     let world = World::fast(64 * MIB).await;

@@ -21,8 +21,8 @@ async fn a_connection_at_rest_pins_8_kib() {
         let body = pattern(3 << 20);
         let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
         assert!(collect(response).await.0 == body);
-        // Each of the 25 RECVs goes with one PING or its answer. Landing memory and SEND slots have
-        // gone long before.
+        // One PING, or one answer to a PING, retires each of the 25 RECVs. Landing memory and SEND
+        // slots have gone long before.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
     }
@@ -30,8 +30,8 @@ async fn a_connection_at_rest_pins_8_kib() {
     s.finish().await;
 }
 
-/// Other connections have all memory that the pools can spare, so there are few credits, and
-/// staging is a SEND slot.
+/// Other connections have all memory that the pools can spare. So this connection has few credits,
+/// and stages in a SEND slot.
 #[tokio::test]
 async fn without_memory_to_spare_everything_still_goes() {
     let s = setup(SimConfig { seed: 6, delay: 2, ..SimConfig::default() }, 64 << 20).await;
@@ -107,7 +107,8 @@ async fn a_message_longer_than_its_recv_ends_the_connection() {
         .each_ref()
         .map(|fabric| Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap());
     let honest = connect(&fabrics, &pools).await;
-    // This peer expects RECVs of full slots, because its server announced no shorter ones.
+    // This peer expects RECVs of full slots, because the settings that it uses announce no shorter
+    // RECVs.
     let hostile = connect_as(
         &fabrics,
         &pools,

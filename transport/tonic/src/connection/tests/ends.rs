@@ -50,8 +50,9 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     }
 }
 
-/// The peer may write until the queue pair is destroyed (R9). That may take milliseconds, in which
-/// no worker is blocked. If the driver is dropped in that time, the drop waits.
+/// The peer may write until the queue pair is destroyed (R9). The destruction may take
+/// milliseconds, during which no worker is blocked. If the driver is dropped during this time, the
+/// drop waits.
 #[tokio::test]
 async fn memory_is_kept_until_a_slow_link_is_destroyed() {
     for is_dropped in [false, true] {

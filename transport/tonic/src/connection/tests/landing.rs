@@ -3,8 +3,8 @@
 use super::*;
 use crate::path::reason::Side;
 
-/// The first stream in line finds no memory, and the grants behind it leave the connection too
-/// little of what its streams may have together.
+/// The first stream in the queue finds no memory. The grants of the stream behind it take so much
+/// of the limit for all streams together that the first stream may not have memory any more.
 #[tokio::test]
 async fn a_stream_that_may_have_no_memory_claims_none() {
     const LONG: usize = 900_000;
@@ -79,9 +79,9 @@ async fn leaves(client: &FastClient) -> Reason {
     reason
 }
 
-/// If one end cannot register memory any more, calls end as they would over TCP, including those
-/// that have begun: messages come by control messages. New calls take another path, with a reason
-/// that names the cause, until there is memory again.
+/// If one end cannot register memory any more, calls end as they would over TCP, including calls
+/// that have begun, because their messages come in control messages. New calls take another path,
+/// with a reason that names the cause, until there is memory again.
 #[tokio::test]
 async fn a_device_that_registers_no_more_costs_no_call() {
     for (server_fails, slow) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -93,8 +93,8 @@ async fn a_device_that_registers_no_more_costs_no_call() {
         }
         failing.fail_registrations(0, u64::MAX);
         let body = pattern(3 << 20);
-        // The calls begin together. A call that is not transmitted yet takes another path, and no
-        // call fails.
+        // The calls begin together. A call that is not transmitted yet takes another path. No call
+        // fails.
         let calls = (0..3).map(|_| s.client.call(request("/collect", full(body.clone()))));
         for (n, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
             let answer = match answer {
@@ -109,7 +109,7 @@ async fn a_device_that_registers_no_more_costs_no_call() {
         let reason = leaves(&s.client).await;
         let (side, code) = match server_fails {
             true => (Side::Peer, ReasonCode::ProcessLimit),
-            // A device that refuses with ENOMEM.
+            // The device refuses with ENOMEM.
             false => (Side::Local, ReasonCode::Memlock),
         };
         assert_eq!((reason.side(), reason.code()), (side, code), "{reason}");
@@ -194,7 +194,7 @@ async fn a_registration_is_no_shortage_of_memory() {
     // it.
     let calls: Vec<_> = (0..16).map(|_| tokio::spawn(call("/hang"))).collect();
     until("it is being registered", || s.server_device.held_registrations() == 1).await;
-    // Several of the periods after which unread data is copied.
+    // Wait for several of the periods after which unread data is copied.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let filled = s.pools[0].stats().filled;
     assert!((body.len()..16 * body.len()).contains(&filled), "{filled}");

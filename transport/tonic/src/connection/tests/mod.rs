@@ -83,7 +83,7 @@ impl Service<Request<Body>> for Echo {
                     let frames = [Ok::<_, Status>(Frame::data(all)), Ok(Frame::trailers(trailers))];
                     Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))))
                 }
-                // Answers whether the end came with the last bytes.
+                // The answer says whether the end came with the last bytes.
                 "/end" => {
                     let len: usize = request.headers()["len"].to_str().unwrap().parse().unwrap();
                     let mut body = request.into_body();
@@ -162,7 +162,7 @@ async fn connect_to(
     connect_as(fabrics, pools, configure, |_| {}).await
 }
 
-/// Like [`connect_to`], with a client that has changed the settings it got from the server.
+/// Like [`connect_to`], but the client changes the settings that it got from the server.
 async fn connect_as(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],

@@ -96,7 +96,7 @@ async fn turns_with<P: InstantPeer>(
     let device = SimNet::new(SimConfig::default()).device("sim0", "10.0.0.1".parse().unwrap());
     let pool = Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap();
     let mut options = ConnectionConfig::for_pool(&pool, false, None);
-    // Room for what a peer sends in all turns, so that none of them ends for a breach.
+    // Make room for everything that a peer sends in all turns, so that no turn ends with a breach.
     options.proto.stream_window = 1 << 20;
     let settings = options.proto.settings();
     let link = InstantLink::new(&options.link, peer(settings.recv_slots));
@@ -130,7 +130,7 @@ async fn a_driver_leaves_messages_that_never_end() {
 /// the peer. Frames are charged like messages.
 #[tokio::test]
 async fn a_driver_leaves_messages_that_are_full_of_frames() {
-    // Sixteen frames count as one operation. A round of the driver adds a message in each RECV.
+    // Sixteen frames count as one operation. A round of the driver adds one message for each RECV.
     const MOST: u64 = 128 * 16 + 32 * PIECES;
     let pieces = Arc::new(AtomicU64::new(0));
     let sent = pieces.clone();

@@ -33,7 +33,7 @@ async fn serve(world: &World) -> Serving {
     Serving::start(world.builder().measuring(true).add_service(Echo)).await
 }
 
-/// Calls succeed over the fast path.
+/// Checks that calls succeed over the fast path.
 async fn calls(world: &World, serving: &Serving) {
     let channel = world.connect(serving).await;
     assert!(channel.path().path.is_fast(), "{}", channel.path());
@@ -80,7 +80,7 @@ async fn one_at_a_time_and_others_are_told() {
     first.write(len, 20, 8).await.unwrap();
     first.written(len, 20, 8).await.unwrap();
     first.close();
-    // The next one gets in once the server has noticed the end.
+    // The next bare connection is accepted once the server has noticed the end of the first.
     loop {
         match open(&mut hand).await {
             Ok(mut second) => break second.echo(64, 1, 1).await.unwrap(),

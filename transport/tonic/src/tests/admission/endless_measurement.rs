@@ -1,5 +1,5 @@
-//! A peer measures over shared memory, where every WRITE is done when it is queued, and asks for
-//! more of them than a server can do while others wait (R20).
+//! A peer measures over shared memory, where every WRITE is done when it is queued. The peer asks
+//! for more WRITEs than a server can do while others wait (R20).
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -73,7 +73,8 @@ async fn others_are_served_while_a_peer_has_endless_writes_made() {
             () = calls => {}
         }
         peer.close();
-        // The server serves one at a time, and has given up the first one's WRITEs.
+        // The server serves one measuring connection at a time, and has given up the first one's
+        // WRITEs.
         let limits = BareLimits { requested_writes: u64::MAX, ..BareLimits::default() };
         let mut peer = loop {
             match measuring(server, limits).await {

@@ -113,7 +113,7 @@ async fn no_more_handshakes_than_the_limit() {
             .collect();
         served.end().await;
         assert!(waiting.iter().all(|connecting| !connecting.is_finished()), "they wait");
-        // It processes the server's answer and continues.
+        // The stalled client processes the server's answer and continues.
         half.await.unwrap();
         for connecting in waiting {
             let channel = connecting.await.unwrap().unwrap();
@@ -127,7 +127,7 @@ async fn no_more_handshakes_than_the_limit() {
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// One client has only a few connections in progress, so others get their turn.
+/// One client may have only a few connections in progress, so other clients get their turn.
 #[tokio::test]
 async fn one_client_does_not_take_all_turns() {
     let world = World::new();
@@ -155,7 +155,7 @@ async fn one_client_does_not_take_all_turns() {
 async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     let world = World::new();
     let serving = limited(&world, |server| server.max_handshakes(0)).await;
-    // Long enough for several attempts on a busy machine.
+    // This time is long enough for several attempts on a busy machine.
     let timeout = Duration::from_secs(4);
     let endpoint = world.endpoint(&serving).fast_path_timeout(timeout);
     let channel = endpoint.clone().connect().await.unwrap();
@@ -165,7 +165,8 @@ async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     assert_eq!(crate::Reason::of(&required).unwrap().code(), ReasonCode::LimitReached);
 }
 
-/// A try that has no answer when `connect` stops waiting hides no reason that is known.
+/// If a repeated try has no answer when `connect` stops waiting, the error has the reason of the
+/// first try.
 #[tokio::test]
 async fn a_repeated_try_without_an_answer_leaves_the_reason_of_the_first() {
     let world = World::new();
@@ -252,13 +253,14 @@ async fn no_more_tcp_connections_than_the_limit() {
     }
 }
 
-/// A call on the fast path and one on TCP, each with this many bytes of metadata, and the answers.
+/// Makes a call on the fast path and one on TCP, each with this many bytes of metadata. Returns the
+/// answers.
 async fn with_headers(endpoint: &Endpoint, bytes: usize, say: &str) -> [Result<String, Code>; 2] {
     let mut answers = Vec::new();
     for policy in [Policy::Require, Policy::Off] {
         let channel = endpoint.clone().policy(policy).connect().await.unwrap();
         let mut request = Request::new(say.to_owned());
-        // A single value may have 64 KiB.
+        // A single value may have at most 64 KiB.
         for at in (0..bytes).step_by(50_000) {
             let value = MetadataValue::try_from("x".repeat(50_000.min(bytes - at))).unwrap();
             request.metadata_mut().append("filler", value);

@@ -1,9 +1,9 @@
 //! Offers that do not come directly from their client, but through HTTP gateways, address
 //! translation, and transports without addresses.
 //!
-//! These tests' gateway speaks HTTP/2 on both sides and lets guests call everything but `Who`. The
-//! server takes it for an administrator, by its address and certificate, and only administrators
-//! may call `Who` there.
+//! The gateway of these tests speaks HTTP/2 on both sides and lets guests call everything but
+//! `Who`. The server takes the gateway for an administrator, by its address and certificate, and
+//! lets only administrators call `Who`.
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -64,7 +64,7 @@ impl Service<HttpRequest<Body>> for Gateway {
 
 struct Running {
     addr: SocketAddr,
-    /// Its local address on the connection to the server.
+    /// The gateway's local address on the connection to the server.
     end: SocketAddr,
     task: JoinHandle<()>,
 }
@@ -171,7 +171,7 @@ async fn a_guest_behind_a_gateway_does_not_get_its_address() {
     assert!(!reason.detail().contains(&gateway.end.port().to_string()), "{reason}");
     is_no_administrator(channel.clone()).await;
     assert_eq!(channel.stats().calls_fast, 0);
-    // An administrator that connects directly is also one on the fast path.
+    // An administrator that connects directly is also an administrator on the fast path.
     let admin = world.endpoint(&serving).local_address(Some(GATEWAY)).connect().await.unwrap();
     assert_eq!(admin.path().path, Path::Sim, "{}", admin.path());
     let who = Client::new(admin).who().await.unwrap();
@@ -254,7 +254,7 @@ async fn a_guess_costs_a_connection_of_the_gateway_and_guesses_run_out() {
         other.states = Some(gateway.end);
         assert_eq!(refused(&mut other).await, late);
     }
-    // A correct guess, on a connection without earlier guesses.
+    // The guess is correct, on a connection without earlier guesses.
     let gateway = Running::before(&serving).await;
     let mut lucky = Hand::to(&world, gateway.addr).await;
     lucky.states = Some(gateway.end);
@@ -300,8 +300,8 @@ async fn the_doctor_says_what_is_in_between() {
     assert_eq!(offer.reason.as_ref().unwrap().code(), ReasonCode::ThroughGateway);
 }
 
-/// Accepts connections, and opens one to `to` for each from the gateway's address, as address
-/// translation does. With `tell`, it sends the client's address first.
+/// Accepts connections. For each, opens a connection to `to` from the gateway's address, as address
+/// translation does. With `tell`, sends the client's address on that connection first.
 async fn translate(to: SocketAddr, tell: bool) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

@@ -58,7 +58,7 @@ async fn more_names_than_there_are_fabrics_are_refused() {
     assert_eq!(status.message(), "an Offer names at most 8 fabrics");
 }
 
-/// A client that gives each answer a window of `window` bytes, and asks without reading any.
+/// A client that makes Offers, gives each answer a window of `window` bytes, and reads no answer.
 struct Hoarder {
     h2: h2::client::SendRequest<Bytes>,
     message: Bytes,
@@ -83,7 +83,7 @@ impl Hoarder {
         Self { h2, message: message.freeze(), to, held: Vec::new() }
     }
 
-    /// Asks, and returns the status if the answer has nothing else.
+    /// Makes an Offer, and returns the status if the answer has nothing else.
     async fn ask(&mut self) -> Option<Code> {
         let request = Request::post(format!("http://{}{OFFER_PATH}", self.to.addr))
             .header("content-type", "application/grpc")

@@ -172,7 +172,8 @@ async fn no_more_tickets_than_the_limit() {
     }
 }
 
-/// A client takes all tickets from the others' address, as all clients of one host have.
+/// A client takes all tickets. It has the same address as the other clients, like all clients of
+/// one host.
 #[tokio::test]
 async fn all_tickets_in_one_hand_keep_nobody_else_out() {
     let world = World::new();

@@ -18,8 +18,8 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-/// A response body that reports when it is polled, then waits and ends. It reports the log lines
-/// from then until it is dropped.
+/// A response body that reports when it is polled, then waits and ends. When the body is dropped,
+/// it reports the log lines since that poll.
 struct LateBody {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,

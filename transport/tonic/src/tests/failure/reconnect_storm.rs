@@ -23,13 +23,14 @@ const CHANNELS: usize = 200;
 /// The interval in which attempts are counted: much longer than an attempt, and much shorter than a
 /// pause.
 const MOMENT: Duration = Duration::from_millis(50);
-/// Maximum number of attempts by all channels in one interval. Spread evenly over the first pause,
-/// it is a quarter. For some time the second attempts of other channels add as many again.
+/// Maximum number of attempts by all channels in one interval. If the first attempts are spread
+/// evenly over the first pause, a quarter of them fall in one interval. For some time, the second
+/// attempts of other channels add as many again.
 const MAX: u64 = CHANNELS as u64 / 2;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
-/// The server's address, while there is a server.
+/// The server's address, as long as a server runs.
 #[derive(Clone, Default)]
 pub(crate) struct Port(Arc<Mutex<Option<Sockets>>>);
 
@@ -136,8 +137,8 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     assert!((1..=MAX).contains(&first), "{first} attempts in one moment after the loss");
     let away = herd.busiest(Duration::from_secs(119)).await;
     assert!(away <= MAX, "{away} attempts in one moment while the server was away");
-    // Pauses double from 250 ms to 30 s. Eight end within a minute, four more within the next, and
-    // jitter adds some.
+    // Pauses double from 250 ms to 30 s. Eight pauses end within the first minute, four more within
+    // the second minute, and jitter adds some.
     let attempts = (herd.attempts() - CHANNELS as u64) as usize;
     assert!(
         (CHANNELS * 7..=CHANNELS * 20).contains(&attempts),

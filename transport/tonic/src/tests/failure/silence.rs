@@ -1,4 +1,4 @@
-//! Either side notices the loss of a path with any settings. A program's keep-alive only makes it
+//! Each side notices the loss of a path with any settings. A program's keep-alive only makes a side
 //! ask earlier.
 //!
 //! The test uses a paused clock and pipes instead of sockets, as `reconnect_storm` does.
@@ -21,8 +21,8 @@ enum Side {
     Server,
 }
 
-/// The time on the test's clock until one side notices the loss, after all traffic has stopped. The
-/// last call ended `rest` before that, and another is in flight if `busy`.
+/// The time on the test's clock from the stop of all traffic until `side` notices the loss. The
+/// last call ended `rest` before the stop, and another call is in flight if `busy`.
 async fn noticed(side: Side, keep_alive: Option<Duration>, rest: Duration, busy: bool) -> Duration {
     let net = SimNet::new(SimConfig::default());
     let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
@@ -31,7 +31,7 @@ async fn noticed(side: Side, keep_alive: Option<Duration>, rest: Duration, busy:
     let mut builder = Server::builder().context(servers);
     let mut endpoint = Endpoint::from_static("http://silence").context(clients);
     if let Some(time) = keep_alive {
-        // Nothing is frozen over TCP, so the same setting has no effect there.
+        // TCP is not frozen in this test, so the same setting has no effect on the TCP connection.
         builder = builder.http2_keepalive_interval(Some(time)).http2_keepalive_timeout(Some(time));
         endpoint = endpoint.http2_keep_alive_interval(time).keep_alive_timeout(time);
     }
@@ -77,7 +77,7 @@ fn late(time: Duration) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn a_path_that_is_gone_is_noticed_by_either_side() {
     for side in [Side::Client, Side::Server] {
-        // Immediately, and just after the answer to a probe.
+        // The traffic stops immediately, or just after the answer to a probe.
         for rest in [Duration::ZERO, Duration::from_millis(1300)] {
             // A peer that no call waits for is asked once in two minutes.
             for (busy, least, most) in [(true, 2, 5), (false, 60, 126)] {

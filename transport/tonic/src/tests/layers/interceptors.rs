@@ -118,7 +118,7 @@ async fn trace_fn_sees_calls_of_both_paths() {
     assert_eq!(traced.load(Ordering::Relaxed), 2);
 }
 
-/// Is not ready for calls while the flag is set.
+/// A service that is not ready for calls while the flag is set.
 #[derive(Clone)]
 struct Refusing<S>(S, Arc<AtomicBool>);
 

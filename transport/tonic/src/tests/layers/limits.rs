@@ -97,7 +97,7 @@ async fn the_server_sheds_load_of_each_connection() {
         let waiting =
             tokio::spawn(async move { waiting.unary("/test.Echo/Say", forever()).await.map(drop) });
         let mut client = Client::new(channel);
-        // Calls succeed until the first one has arrived.
+        // Calls succeed until the waiting call has arrived at the server.
         let status = loop {
             match client.say("hello").await {
                 Ok(_) => tokio::task::yield_now().await,

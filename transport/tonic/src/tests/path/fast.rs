@@ -53,7 +53,7 @@ async fn a_lazy_channel_starts_on_tcp_and_moves() {
     assert!(who.starts_with("path=sim "), "{who}");
 }
 
-/// A program that connects for each call does not pay for a fast path.
+/// A program that connects for each short call does not pay for a fast path.
 #[tokio::test(start_paused = true)]
 async fn one_call_over_a_lazy_channel_makes_no_attempt() {
     let world = World::new();

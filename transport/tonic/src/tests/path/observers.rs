@@ -74,7 +74,7 @@ async fn both_ends_list_a_connection_with_the_same_numbers() {
     assert!(usage.bytes_sent > 1 << 20 && usage.credits > 0 && usage.peer_credits > 0);
     assert!(usage.control_memory > 0 && usage.landing_memory > 0, "{usage:?}");
 
-    // The server's end, and the TCP connection over which the client has asked.
+    // The list has the server's end, and the TCP connection over which the client has asked.
     let all = pages(&observer, 1);
     assert_eq!(all.len(), 2, "{all:?}");
     let tcp = all.iter().find(|info| info.path == Path::Tcp).unwrap();

@@ -19,7 +19,7 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::world::{Serving, World, endpoint};
 use crate::{Path, ReasonCode, Server};
 
-/// Makes a service's Offers name additional places.
+/// Makes the answers to a service's Offers name additional places.
 #[derive(Clone)]
 enum Named {
     Before(pb::Address),

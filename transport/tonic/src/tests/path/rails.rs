@@ -87,7 +87,7 @@ async fn bulk(client: &mut Client<Channel>) {
     assert_eq!(client.say(&text).await.unwrap(), text);
 }
 
-/// A call of the method that has transferred bulk. It gets no answer.
+/// A call that gets no answer, of the method that has transferred bulk.
 struct Held(std::pin::Pin<Box<dyn Future<Output = Result<String, Status>> + Send>>);
 
 impl Held {
@@ -128,7 +128,7 @@ async fn overlapping_bulk_goes_over_both_rails_and_the_rest_over_one() {
     let used: Vec<_> = rails.context.pool_stats().await.into_iter().map(|(name, _)| name).collect();
     assert_eq!(used, ["c0", "c1"]);
     assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (2, 0));
-    // The list has each rail, and first the one that decides the path.
+    // The list has a connection for each rail, beginning with the connection that decides the path.
     let listed: Vec<_> = channel.connections().into_iter().map(|info| info.device).collect();
     assert_eq!(listed.len(), 2);
     assert_eq!(listed[0], channel.path().device);
@@ -173,7 +173,7 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     .await;
     let Poll::Ready(Err(status)) = ended else { panic!("{ended:?}") };
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
-    // With Policy::Require, each would fail over TCP.
+    // Calls use the other rail. With Policy::Require, each call would fail over TCP.
     for _ in 0..20 {
         assert_ne!(device_of_small(&mut client).await, first);
         bulk(&mut client).await;
@@ -181,7 +181,7 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     assert!(on_second.poll().is_pending(), "the other rail's call goes on");
     assert_eq!(channel.path().path, Path::Sim);
     lost.lose_connects(false);
-    // Now, because calls overlap with the one that is held.
+    // The lost rail is connected again now, because calls overlap with the call that is held.
     until(|| async {
         bulk(&mut client.clone()).await;
         channel.stats().connections == 3
@@ -199,7 +199,7 @@ async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_ot
     let device = |name: &str| rails.server.iter().find(|device| device.name() == name).unwrap();
     let first = device_of_small(&mut client).await;
     let _held = [Held::begin(&client), Held::begin(&client), Held::begin(&client)];
-    // First a further connection, then the first one.
+    // Lose a further connection first, and then the first connection.
     let further = rails.server.iter().find(|device| device.name() != first).unwrap();
     for (number, lost) in [(1, further), (2, device(&first))] {
         lost.lose_connects(true);
@@ -226,7 +226,7 @@ async fn a_call_that_was_not_sent_moves_to_another_rail_and_not_to_tcp() {
     let (channel, mut client) = rails.all_of(rails.endpoint().policy(Policy::Auto)).await;
     let first = device_of_small(&mut client).await;
     let mut held: Vec<_> = (0..8).map(|_| Held::begin(&client)).collect();
-    // Every second one is on the second rail.
+    // Every second held call is on the second rail.
     let mut number = 0;
     held.retain(|_| {
         number += 1;
@@ -303,8 +303,8 @@ async fn a_client_of_one_device_takes_turns_at_those_of_the_server() {
     assert_eq!(on, ["s0", "s1", "s0", "s1"]);
 }
 
-/// The server accepts over its first device, and the client does not learn of it. The ticket is
-/// then spent, and the next rail needs another.
+/// The server accepts over its first device, and the client does not learn of this. The ticket is
+/// then spent, and the next rail needs another ticket.
 #[tokio::test]
 async fn an_answer_that_is_lost_costs_no_other_rail() {
     let rails = Rails::new().await;
@@ -326,7 +326,7 @@ async fn a_device_that_does_not_answer_is_passed_by() {
     }
 }
 
-/// Two requests or answers that are lost cost the channel a third, and not its rail.
+/// If two requests or two answers are lost, the channel sends a third request, and keeps its rail.
 #[tokio::test]
 async fn a_datagram_that_is_lost_is_no_verdict() {
     for lose_next in [SimDevice::lose_next_connects, SimDevice::lose_next_accepts] {

@@ -1,4 +1,4 @@
-//! Shared by the tests: hosts, a service, and captured logs.
+//! Parts that the tests share: hosts, a service, and captured logs.
 
 pub(crate) mod echo;
 pub(crate) mod logs;

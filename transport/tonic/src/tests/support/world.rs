@@ -50,7 +50,7 @@ impl World {
         Server::builder().context(self.server_context.clone())
     }
 
-    /// Serves [`Echo`] with that builder.
+    /// Serves [`Echo`] with [`builder`](Self::builder).
     pub(crate) async fn serve(&self) -> Serving {
         Serving::start(self.builder().add_service(Echo)).await
     }
@@ -104,7 +104,7 @@ impl Serving {
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let signal = Box::new(Box::pin(async move {
-            // Dropped without a signal, so continue.
+            // The sender was dropped without a signal, so continue to serve.
             if stopped.await.is_err() {
                 std::future::pending().await
             }
