@@ -26,7 +26,7 @@ pub(super) struct Returned {
 pub(super) struct Credits {
     /// SENDs that this side may still post.
     available: RecvQueue,
-    /// RECVs that the peer may have posted at a time.
+    /// Maximum number of RECVs that the peer may have posted at a time.
     max_peer_recvs: u32,
     /// Bytes of each of the peer's RECVs: of a short RECV, and of a full slot.
     peer_bytes: (u32, u32),
@@ -36,7 +36,7 @@ pub(super) struct Credits {
     peer_available: RecvQueue,
     /// Bytes of each of this side's RECVs: of a short RECV, and of a full slot.
     bytes: (u32, u32),
-    /// RECVs that this side may have posted at a time.
+    /// Maximum number of RECVs that this side may have posted at a time.
     max_recvs: u32,
     /// Number of extra RECVs that are posted, and its maximum.
     extra: u32,
@@ -216,7 +216,7 @@ mod tests {
 
     const NONE: Returned = Returned { credits: 0, full: false };
 
-    /// Creates credits with `slots` RECVs at either side, which may become `most`.
+    /// Creates credits with `slots` RECVs at each side, which may grow to `most` RECVs.
     fn credits(slots: u16, most: u16) -> Credits {
         let config = Config { recv_slots: slots, max_recvs: most, ..Config::default() };
         Credits::new(&config, &config.settings())
@@ -299,7 +299,7 @@ mod tests {
         for slots in [4, 5, 32] {
             let (mut a, mut b) = (credits(slots, slots), credits(slots, slots));
             for round in 0..1000 {
-                // One side talks until it may not, then the other.
+                // One side sends until it may not send any more, then the other side.
                 let (x, y) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
                 let mut n = 0;
                 while x.may_send() {
@@ -357,7 +357,7 @@ mod tests {
             assert_eq!(b.posted(), 6 + left);
         }
         assert_eq!((a.max_len(), b.has_extra(), a.available()), (1024, false, 6));
-        // A message that is longer than its RECV.
+        // Receive a message that is longer than its RECV.
         assert_eq!(
             b.received(a.sent(), 1025),
             Err(Breach::LongerThanItsRecv { len: 1025, recv: 1024 })

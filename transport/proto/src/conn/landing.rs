@@ -149,8 +149,8 @@ impl Landing {
         LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
-    /// Whether memory may be granted to the stream now: within the total, or for the one message
-    /// that its reader waits for.
+    /// Whether memory may be granted to the stream now. The limit of all streams must have room for
+    /// the want, or the want must be for the one message that the stream's reader waits for.
     fn may_land(
         &self,
         stream: &Stream,
@@ -179,8 +179,8 @@ impl Landing {
             window = window.max(self.whole.into());
         }
         let free = window.saturating_sub(landing.held);
-        // Wait for room for a large piece: reading frees the rest of the window. Half of the window
-        // is more than MIN_GRANT.
+        // Wait until half of the window is free, or enough for the want, so that grants do not
+        // become short. Reading frees the window. Half of the window is more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }

@@ -14,8 +14,8 @@ use crate::headers::table::Sent;
 /// When a stream has this many bytes queued, the driver should wait before it queues more.
 const HIGH_WATER_MARK: usize = 1 << 20;
 /// When all streams together have this many bytes queued, each stream may have only
-/// [`QUEUED_FLOOR`]. A peer that reads nothing fills the queues of all the streams that it may
-/// open.
+/// [`QUEUED_FLOOR`]. Without this limit, a peer that reads nothing could fill the queues of all the
+/// streams that it may open.
 const QUEUED_TOTAL: usize = 16 << 20;
 /// Bytes that a stream may always have queued.
 const QUEUED_FLOOR: usize = 64 << 10;

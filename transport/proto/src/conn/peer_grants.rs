@@ -11,10 +11,10 @@
 //! | standing and bound to a transfer, or for a request ahead of such a transfer | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
-//! The bytes that a request loses this way are wanted again without another REQUEST, because both
-//! sides know the number of these bytes. If a later transfer of the stream has a standing grant,
-//! the recalled grant is written instead of aborted. Otherwise the later transfer would keep memory
-//! while the earlier one waits for memory, and both might wait for each other.
+//! Both sides know how many bytes a request loses this way, so the peer grants these bytes again
+//! without another REQUEST. If a later transfer of the stream has a standing grant, the recalled
+//! grant is written instead of aborted. Otherwise the later transfer would keep memory while the
+//! earlier one waits for memory, and both might wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +55,7 @@ pub(super) struct PeerGrants {
 }
 
 impl PeerGrants {
-    /// The grants of a peer that requires the alignment `align`.
+    /// Creates the state without grants, for a peer that requires the alignment `align`.
     pub(super) fn new(side: Side, align: u16) -> Self {
         PeerGrants {
             side,

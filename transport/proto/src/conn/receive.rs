@@ -362,7 +362,8 @@ impl Connection {
         // Ignore a RESET that crossed this side's END.
         let Some(key) = self.streams.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
-        // Whether the application has dropped the stream, or has never seen it.
+        // Whether the application needs no event, because it does not read the stream any longer,
+        // or has never seen the stream.
         let unseen = match stream.recv.state {
             RecvState::Discarding => true,
             RecvState::Headers => self.life.side == Side::Server,

@@ -24,7 +24,7 @@ pub(super) struct RequestKey {
 pub(super) struct NextByte {
     /// The request's number.
     pub(super) number: u64,
-    /// Bytes of the request from this one on.
+    /// The number of bytes left in the request, this byte included.
     rest: u64,
 }
 

@@ -24,8 +24,9 @@
 //! rest of the request.
 //!
 //! A side that has reset a stream keeps it in Discarding until the peer has also ended its half:
-//! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
-//! for a closed stream is always a breach, never a race.
+//! every RESET is answered by END or RESET. So no HEADERS, DATA, DONE, LENT or REQUEST is in flight
+//! for a closed stream, and such a frame for a closed stream is always a breach, never a race.
+//! WINDOW, RESET and DECLINE without OWN may be in flight, and are ignored.
 //!
 //! # Without landing memory
 //!

@@ -8,8 +8,8 @@ use super::types::{Event, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
-/// Minimum bytes of a longer piece that a message takes. If the message has less room, the piece
-/// waits for the next message.
+/// Minimum bytes of a part that is split off a longer piece. If the message has less room, the
+/// piece waits for the next message.
 const MIN_SPLIT: usize = 256;
 #[derive(PartialEq, Eq)]
 enum Composed {

@@ -58,8 +58,8 @@ impl Unread {
         self.held -= len;
     }
 
-    /// Records that bytes of small messages have been read. The stream's window grows, as far as
-    /// all streams together leave room. Returns the window bytes to give back to the peer, if they
+    /// Records that bytes of small messages have been read. The stream's window grows as far as the
+    /// limit of all streams has room. Returns the window bytes to give back to the peer, if they
     /// are due.
     pub(super) fn read_small(&mut self, stream: &mut Stream, len: u32) -> Option<u32> {
         let recv = &mut stream.recv;

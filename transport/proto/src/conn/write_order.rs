@@ -98,7 +98,7 @@ mod tests {
 
     const WRITE: u64 = 32 << 10;
 
-    /// Writes messages, each of another stream, in WRITEs of 32 KiB, and returns the bytes written
+    /// Writes messages, each of its own stream, in WRITEs of 32 KiB, and returns the bytes written
     /// of each. A message is its length and the number of written bytes at which it arrives.
     fn run(messages: &[(u64, u64)], until: impl Fn(&[u64]) -> bool) -> Vec<u64> {
         let mut order = WriteOrder::default();
@@ -137,8 +137,8 @@ mod tests {
         assert_eq!(written.iter().sum::<u64>(), 21 << 20, "it waits for no more than a WRITE");
     }
 
-    /// Short messages keep arriving. They delay a long one, compared with taking turns, by its own
-    /// length at most.
+    /// Short messages keep arriving. Compared with taking turns, the long message ends later by at
+    /// most the time in which its own bytes are written.
     #[test]
     fn a_long_message_does_not_starve() {
         const SHORT: u64 = 1 << 20;
