@@ -154,7 +154,8 @@ impl Plan {
                         // refused as another user has not presented its ticket.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
-                        // Shared memory connects only on the server's own host.
+                        // A failed connect over shared memory does not count as reached, because
+                        // the server may run on another host.
                         if seen || refused || path != Path::Shm {
                             reached.push(path);
                         }

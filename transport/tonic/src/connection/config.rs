@@ -18,7 +18,7 @@ const STAGING_BLOCK: usize = 64 * 1024;
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
-/// Landing memory is granted in multiples of this many bytes.
+/// Landing memory is allocated in units of this many bytes.
 const GRANULE: u32 = 4096;
 /// Maximum number of a connection's standing grants. Each standing grant has room for one message,
 /// so this number of messages may be in flight before the sender has to send a REQUEST.

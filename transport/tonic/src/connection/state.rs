@@ -144,9 +144,9 @@ impl ConnectionState {
 
     /// Like [`flush`](Self::flush), but for calls. After each run of the driver, the first call and
     /// every eighth call after it post their work themselves. The other calls leave their work to
-    /// the driver, which posts all of it together. If the peer shares this processor, the peer
-    /// could not begin with the first message before the other messages are made. So if several
-    /// calls are in flight, all calls leave their work to the driver.
+    /// the driver, which posts all of it together. An early post lets the peer begin with the first
+    /// message. A peer that shares this processor could not begin before the other calls have run,
+    /// so if several calls are in flight, all calls leave their work to the driver.
     ///
     /// If there is nothing to flush, returns false without updating the counters.
     pub(crate) fn flush_soon(&mut self) -> bool {

@@ -246,7 +246,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(host.attempt(), 1);
         }
-        // One more survey is made when the reported change must have happened.
+        // One more survey is made once the reported change must have taken effect.
         host.settle();
         for _ in 0..100 {
             assert_eq!(host.attempt(), 2);

@@ -47,12 +47,13 @@ impl Endpoint {
         self.with_tcp(|e| e.tcp_nodelay(enabled))
     }
 
-    /// HTTP/2 flow control window of a stream, in bytes. Default is 65,535 (TCP side).
+    /// HTTP/2 flow control window of a stream, in bytes (TCP side). Default is hyper's, 2 MiB.
     pub fn initial_stream_window_size(self, sz: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|e| e.initial_stream_window_size(sz))
     }
 
-    /// HTTP/2 flow control window of the connection, in bytes. Default is 65,535 (TCP side).
+    /// HTTP/2 flow control window of the connection, in bytes (TCP side). Default is hyper's, 5
+    /// MiB.
     pub fn initial_connection_window_size(self, sz: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|e| e.initial_connection_window_size(sz))
     }

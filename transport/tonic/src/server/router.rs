@@ -145,8 +145,8 @@ impl<L> Router<L> {
     /// and otherwise on every local address of a device. The fast path uses the port of `addr`, or
     /// a free port if the port of `addr` is taken. On iWARP the port is always taken, because iWARP
     /// shares TCP's ports. Only a client that presents a ticket from the TCP side is admitted. If
-    /// RDMA is not available, the server logs the reason and its cure, reports it to clients that
-    /// ask, and tries again every minute.
+    /// RDMA is not available, the server logs the reason and its cure, reports the reason to
+    /// clients that ask, and tries again after a change on this host, and at least once a minute.
     ///
     /// # Errors
     ///

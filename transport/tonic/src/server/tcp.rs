@@ -1,6 +1,7 @@
-//! Builder methods of the TCP side, forwarded to tonic's server. These methods do not affect the
-//! fast path, which has its own flow control and limits. Only the keep-alive settings apply to both
-//! sides.
+//! Builder methods of the TCP side, most of which are forwarded to tonic's server, and
+//! `plaintext_rdma`. Most of these methods do not affect the fast path, which has its own flow
+//! control and limits. The methods for keep-alive pings apply to both paths, and `tls_config`
+//! limits the use of RDMA.
 
 use std::time::Duration;
 
@@ -57,13 +58,13 @@ impl<L> Server<L> {
         self
     }
 
-    /// HTTP/2 flow control window of a stream, in bytes. Default is 65,535 (TCP side).
+    /// HTTP/2 flow control window of a stream, in bytes (TCP side). Default is hyper's, 1 MiB.
     #[must_use]
     pub fn initial_stream_window_size(self, sz: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.initial_stream_window_size(sz))
     }
 
-    /// HTTP/2 flow control window of a connection, in bytes. Default is 65,535 (TCP side).
+    /// HTTP/2 flow control window of a connection, in bytes (TCP side). Default is hyper's, 1 MiB.
     #[must_use]
     pub fn initial_connection_window_size(self, sz: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.initial_connection_window_size(sz))
@@ -92,14 +93,15 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.http2_adaptive_window(enabled))
     }
 
-    /// Number of pending reset HTTP/2 streams before a GOAWAY; `None` is h2's default (TCP side).
+    /// Number of HTTP/2 streams, reset by the peer before they were accepted, that may be pending
+    /// before a GOAWAY; `None` is h2's default (TCP side).
     #[must_use]
     pub fn http2_max_pending_accept_reset_streams(self, max: Option<usize>) -> Self {
         self.with_tcp(|s| s.http2_max_pending_accept_reset_streams(max))
     }
 
-    /// Number of locally reset HTTP/2 streams before a GOAWAY; `None` is hyper's default (TCP
-    /// side).
+    /// Number of streams that this end may reset because of errors before HTTP/2 sends a GOAWAY;
+    /// `None`, the default, is no limit (TCP side).
     #[must_use]
     pub fn http2_max_local_error_reset_streams(self, max: Option<usize>) -> Self {
         self.with_tcp(|s| s.http2_max_local_error_reset_streams(max))

@@ -52,8 +52,7 @@ pub(crate) enum PayloadPlace {
     Named,
     /// Memory that the peer has lent.
     Lent,
-    /// Landing memory that is copied to the heap before it is read, because the peer may still
-    /// write to it.
+    /// Landing memory that is copied to the heap on delivery, because the stream's reader lags.
     Heap,
 }
 

@@ -326,7 +326,7 @@ mod tests {
         s.resized(1);
         assert_eq!((s.slot(), s.slot_size()), (Some(0), 256));
         assert!(!s.rest() && !s.spares_slots() && s.must_report());
-        // Rest withdraws a wish that the pool could not fulfil.
+        // At rest, the link no longer wants slots that the pool could not provide.
         assert!(s.wants_slots(true) && !s.rest() && !s.wants_slots(false));
     }
 

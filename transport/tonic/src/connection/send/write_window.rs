@@ -66,8 +66,8 @@ impl WriteWindow {
         self.size / 2
     }
 
-    /// Maximum bytes of one WRITE. Streams take turns, so a window has room for at least four
-    /// WRITEs.
+    /// Maximum bytes of one WRITE. A window has room for four such WRITEs, so that shorter
+    /// transfers can go in between.
     #[inline]
     pub(crate) fn chunk(&self) -> usize {
         self.size / 4
