@@ -127,7 +127,9 @@ impl ContextBuilder {
     /// While other connections wait for memory, a connection returns the memory that exceeds its
     /// share of the pool. Otherwise the connection may use memory up to the limit. Messages that do
     /// not fit into the rest of the limit land in parts, or wait until the reader has released
-    /// earlier messages. The longest message that lands in one piece is half the limit.
+    /// earlier messages. The longest message that lands in one piece takes half of the limit, or
+    /// less: control memory is subtracted first, and a message of more than 32 MiB takes at most a
+    /// quarter.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.0.pinned_per_peer = Some(bytes);
         self

@@ -198,7 +198,7 @@ impl<L> Server<L> {
     ///
     /// Further clients stay on TCP with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection over a device
-    /// pins 8 KiB at rest, and up to 424 KiB more while it is busy. A connection over shared memory
+    /// pins 8 KiB at rest, and up to 400 KiB more while it is busy. A connection over shared memory
     /// pins nothing. If the [`Context`]'s pool allows fewer connections, the reason is
     /// [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A connection and its TCP connection
     /// together take up to three descriptors, and RLIMIT_NOFILE limits the descriptors of the
