@@ -21,8 +21,8 @@ async fn a_connection_at_rest_pins_8_kib() {
         let body = pattern(3 << 20);
         let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
         assert!(collect(response).await.0 == body);
-        // One PING, or one answer to a PING, retires each of the 25 RECVs. Landing memory and SEND
-        // slots have gone long before.
+        // One PING, or one answer to a PING, retires each of the 25 RECVs. Landing memory and the
+        // extra SEND slots are returned much earlier.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
     }

@@ -1,4 +1,4 @@
-//! The RDMA port admits one connection for each valid ticket.
+//! A listener of the fast path admits one connection for each valid ticket.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -53,7 +53,8 @@ async fn is_no_loss(client: fn(SocketAddr, Runtime)) {
     elsewhere(move |runtime| drop(runtime.block_on(connect(addr)))).await;
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let at_rest = || async move {
-        // The server's accept loop, and the fast path's listener.
+        // The tasks of an idle server: its accept loop, its fast path, and the fast path's
+        // listener.
         while tasks() > 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

@@ -227,7 +227,7 @@ async fn nothing_is_left_running_when_the_last_clone_is_dropped() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    // The server's accept loop, and the fast path's listener.
+    // The tasks of an idle server: its accept loop, its fast path, and the fast path's listener.
     let idle = 3;
     settled(idle).await;
     for endpoint in [world.endpoint(&serving), world.endpoint(&serving).policy(Policy::Off)] {
