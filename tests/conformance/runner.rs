@@ -13,10 +13,14 @@ use tonic_rdma_tests::harness::TestEnv;
 use crate::case::Case;
 use crate::{calls, fast_path, http, limits, messages, random, termination};
 
-/// A case counts as hung after this many seconds, unless `TONIC_RDMA_TEST_HANG` sets another limit.
+/// A case counts as hung after this many seconds without an event, and at the latest after
+/// [`MAX_WAITS`] times as many, unless `TONIC_RDMA_TEST_HANG` sets another limit.
 /// Cases take milliseconds to a few seconds. The limit leaves room for the guest and for a busy
 /// machine.
 const HANG: u64 = 120;
+
+/// On a busy machine, a case with 5,000 calls may take several minutes.
+const MAX_WAITS: usize = 10;
 
 fn hang_limit() -> Result<Duration, String> {
     match std::env::var("TONIC_RDMA_TEST_HANG") {
@@ -117,12 +121,23 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
             let _ = done.send(());
         })
         .unwrap();
-    match result.recv_timeout(hang) {
+    let (mut events, mut waits) = (Vec::new(), 0);
+    let result = loop {
+        match result.recv_timeout(hang) {
+            Err(mpsc::RecvTimeoutError::Timeout) => waits += 1,
+            result => break result,
+        }
+        let before = std::mem::replace(&mut events, watched.probe().events());
+        if events == before || waits == MAX_WAITS {
+            break Err(mpsc::RecvTimeoutError::Timeout);
+        }
+    };
+    match result {
         Ok(()) => Ok(()),
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            let events = watched.probe().events().into_iter().chain(watched.pools());
-            let events = events.collect::<Vec<_>>().join("\n  ");
-            Err(format!("hangs: not done after {} s; events:\n  {events}", hang.as_secs()).into())
+            events.extend(watched.pools());
+            let (after, events) = (hang.as_secs() * waits as u64, events.join("\n  "));
+            Err(format!("hangs: not done after {after} s; events:\n  {events}").into())
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Ok(()) => Err("the case ended without a result".into()),

@@ -3,13 +3,14 @@
 //! Stock tonic is the reference: each side ends the call with CANCELLED if the response's head is
 //! late. A stream whose head arrived in time continues past its deadline.
 
+use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request};
-use tonic_rdma_tests::harness::{TestEnv, client_of};
-use tonic_rdma_tests::pb::Script;
+use tonic::{Code, IntoRequest, Request, Response, Status};
+use tonic_rdma_tests::harness::{Client, TestEnv, client_of};
+use tonic_rdma_tests::pb::{Message, Script};
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::{before, echo, echo_all, gate, hang, payload, send, steps};
 use tonic_rdma_tests::{connect, serve};
@@ -71,52 +72,77 @@ async fn generous_deadline_changes_nothing(env: &TestEnv) {
     reply.into_inner().expect(2, 2000);
 }
 
-async fn expiry_of_each_kind(env: &TestEnv) {
-    let (_server, mut client) = env.pair().await;
-    let unary = client.unary(within(SHORT, before("u", [hang()]))).await;
-    let download = client.download(within(SHORT, before("d", [hang()]))).await;
-    let stream = tokio_stream::once(before("c", [hang()]));
-    let chat = client.chat(within(SHORT, stream)).await;
-    for status in [unary.unwrap_err(), download.unwrap_err(), chat.unwrap_err()] {
+/// Checks that calls expire, and that a handler is dropped then. Repeats the call until a handler
+/// has begun, because on a busy machine a deadline may pass before the call has reached it.
+async fn expires<T, F: Future<Output = Result<T, Status>>>(
+    env: &TestEnv,
+    id: &str,
+    call: impl Fn() -> F,
+) {
+    while env.probe().count(&format!("began:{id}")) == 0 {
+        let status = call().await.err().expect("the call has expired");
         assert_eq!(status.code(), Code::Cancelled);
         assert_eq!(status.message(), "Timeout expired");
     }
-    for id in ["u", "d", "c"] {
-        env.probe().seen(&format!("dropped:{id}")).await;
-    }
+    env.probe().seen(&format!("dropped:{id}")).await;
+}
+
+async fn expiry_of_each_kind(env: &TestEnv) {
+    let (_server, client) = env.pair().await;
+    expires(env, "u", || unary(&client, within(SHORT, before("u", [hang()])))).await;
+    expires(env, "d", || {
+        let mut client = client.clone();
+        async move { client.download(within(SHORT, before("d", [hang()]))).await }
+    })
+    .await;
+    expires(env, "c", || {
+        let mut client = client.clone();
+        let stream = tokio_stream::once(before("c", [hang()]));
+        async move { client.chat(within(SHORT, stream)).await }
+    })
+    .await;
+}
+
+/// Makes a call with a clone of the client.
+fn unary(
+    client: &Client,
+    request: impl IntoRequest<Message>,
+) -> impl Future<Output = Result<Response<Message>, Status>> {
+    let (mut client, request) = (client.clone(), request.into_request());
+    async move { client.unary(request).await }
 }
 
 async fn expiry_while_uploading(env: &TestEnv) {
-    let (_server, mut client) = env.pair().await;
-    let (sender, receiver) = mpsc::channel(1);
-    sender.send(before("u", [hang()])).await.unwrap();
-    let status = client.upload(within(SHORT, ReceiverStream::new(receiver))).await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled);
-    env.probe().seen("dropped:u").await;
-    // The caller's request stream has also been dropped.
-    sender.closed().await;
+    let (_server, client) = env.pair().await;
+    expires(env, "u", || {
+        let mut client = client.clone();
+        async move {
+            let (sender, receiver) = mpsc::channel(1);
+            sender.send(before("u", [hang()])).await.unwrap();
+            let reply = client.upload(within(SHORT, ReceiverStream::new(receiver))).await;
+            // The caller's request stream has also been dropped.
+            sender.closed().await;
+            reply
+        }
+    })
+    .await;
 }
 
 async fn endpoint_timeout(env: &TestEnv) {
     let server = env.server().await;
     let channel = connect!(env, server, |endpoint| endpoint.timeout(SHORT));
-    let mut client = client_of(channel);
-    let status = client.unary(before("u", [hang()])).await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled);
-    assert_eq!(status.message(), "Timeout expired");
-    env.probe().seen("dropped:u").await;
+    let client = client_of(channel);
+    expires(env, "u", || unary(&client, before("u", [hang()]))).await;
 }
 
 async fn shorter_of_endpoint_and_caller(env: &TestEnv) {
     let server = env.server().await;
     let channel = connect!(env, server, |endpoint| endpoint.timeout(LONG));
-    let status = client_of(channel).unary(within(SHORT, before("a", [hang()]))).await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled);
+    let client = client_of(channel);
+    expires(env, "a", || unary(&client, within(SHORT, before("a", [hang()])))).await;
     let channel = connect!(env, server, |endpoint| endpoint.timeout(SHORT));
-    let status = client_of(channel).unary(within(LONG, before("b", [hang()]))).await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled);
-    env.probe().seen("dropped:a").await;
-    env.probe().seen("dropped:b").await;
+    let client = client_of(channel);
+    expires(env, "b", || unary(&client, within(LONG, before("b", [hang()])))).await;
 }
 
 async fn server_timeout(env: &TestEnv) {
@@ -137,13 +163,16 @@ async fn server_timeout(env: &TestEnv) {
 async fn stream_outlives_its_deadline(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
     let deadline = Duration::from_millis(500);
-    let (sender, receiver) = mpsc::channel(1);
-    sender
-        .send(steps("c", [send(1, 10), gate("late"), echo_all()]).with_payload(0, 0))
-        .await
-        .unwrap();
-    let mut replies =
-        client.chat(within(deadline, ReceiverStream::new(receiver))).await.unwrap().into_inner();
+    let (sender, mut replies) = loop {
+        let (sender, receiver) = mpsc::channel(1);
+        let script = steps("c", [send(1, 10), gate("late"), echo_all()]);
+        sender.send(script.with_payload(0, 0)).await.unwrap();
+        match client.chat(within(deadline, ReceiverStream::new(receiver))).await {
+            Ok(replies) => break (sender, replies.into_inner()),
+            // On a busy machine, the head may be late.
+            Err(status) => assert_eq!(status.code(), Code::Cancelled),
+        }
+    };
     replies.message().await.unwrap().unwrap().expect(1, 10);
     // A later call with the same deadline has expired, so the stream is past its own.
     let status = client.unary(within(deadline, before("x", [hang()]))).await.unwrap_err();
