@@ -42,7 +42,7 @@ pub(crate) fn settled(bytes: usize) {
     SETTLED.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Totals since the process started. The difference between two values is the cost of the time
+/// Totals since the process started. The difference between two values is the cost of the work
 /// between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Costs {

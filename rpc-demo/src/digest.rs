@@ -1,4 +1,4 @@
-//! Length and CRC32C of a content, computed incrementally.
+//! Length and CRC32C of a file or object, computed incrementally.
 
 use std::fmt;
 
@@ -23,8 +23,8 @@ impl Digest {
         self.size += bytes.len() as u64;
     }
 
-    /// Returns the digest of the content of `self` followed by the content of `next`, without
-    /// reading the contents again.
+    /// Returns the digest of the bytes of `self` followed by the bytes of `next`, without reading
+    /// them again.
     pub(crate) fn then(self, next: Digest) -> Digest {
         let length = usize::try_from(next.size).unwrap_or(usize::MAX);
         Digest {

@@ -40,8 +40,8 @@ pub(crate) fn forbid() {
 
 static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// Lets other processes of this host read, in place, the data that this process has read
-/// (`--lend`). A call after the first connection has no effect.
+/// Lets this process and this user's other processes on this host read each other's data in place
+/// (`--lend`). Must be called before the first connection, whose pool depends on it.
 pub(crate) fn lend() {
     LENDS.store(true, Ordering::Relaxed);
 }
@@ -135,7 +135,8 @@ impl Direct {
         }
     }
 
-    /// Returns how many bytes at the start of `bytes` can be written directly to `offset`.
+    /// Returns how many bytes at the start of `bytes` can be written to `offset` past the page
+    /// cache.
     pub(crate) fn writable(&self, offset: u64, bytes: &[u8]) -> usize {
         let len = bytes.len() as u64;
         if len < MIN_LEN || self.refused.load(Ordering::Relaxed) {

@@ -51,7 +51,8 @@ impl Failure {
         Failure { exit, ..self }
     }
 
-    /// Marks a transfer of wrong content, which a later attempt cannot continue.
+    /// Marks a failure after which a later attempt cannot continue the transfer, for example
+    /// because the content is wrong.
     pub(crate) fn not_resumable(self) -> Failure {
         Failure { resumable: false, ..self }
     }

@@ -13,7 +13,7 @@ use crate::pb::{Checksum, Entry, ListRequest};
 
 /// An object, or a directory with everything below it.
 pub(crate) struct Listed {
-    /// The requested name comes first.
+    /// The entries. The entry of the requested name comes first.
     pub(crate) found: Vec<Found>,
     /// Number of links and special files, which are not transferred.
     pub(crate) skipped: u64,

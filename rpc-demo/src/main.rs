@@ -10,7 +10,7 @@
 //! | [`top`] | shows the connections of a running server in a terminal |
 //! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
 //! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
-//! | [`net`] | connects and serves, and is the only module that uses the transport's API |
+//! | [`net`] | connects and serves, and is the only module that makes channels and servers |
 //! | [`disk`] | reads and writes files past the page cache, through io_uring |
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |

@@ -1,5 +1,5 @@
-//! Connects and serves, and reports the path of the payload. No other file uses the transport's
-//! API.
+//! Connects and serves, and reports the path of the payload. No other module makes channels or
+//! servers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -50,7 +50,7 @@ impl Connection {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
 
-    /// Whether the server is a process of this host, over shared memory.
+    /// Whether the server is a process of this host that is reached over shared memory.
     pub(crate) fn is_on_one_host(&self) -> bool {
         self.0.channel.path().path == Path::Shm
     }
@@ -142,8 +142,8 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
 /// A client for the list of a server's connections.
 pub(crate) type ChannelzClient = pb::channelz_client::ChannelzClient<Channel>;
 
-/// Connects to the list of a server's connections, over TCP, so that no memory is registered for
-/// the list. Also returns the server's address, for display.
+/// Connects to the service that lists a server's connections. Uses TCP, so that no memory is
+/// registered for the list. Also returns the server's address, for display.
 pub(crate) async fn channelz(
     server: &str,
     timeout: ConnectTimeout,

@@ -23,7 +23,8 @@ pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
     line(format_args!("{text}"))
 }
 
-/// A closed pipe (`rpc-demo ls | head`) is not an error, but a full disk is.
+/// Converts the result of a write to stdout. A closed pipe (`rpc-demo ls | head`) is not an error,
+/// but a full disk is.
 pub(crate) fn checked(done: io::Result<()>) -> Result<(), Failure> {
     match done {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

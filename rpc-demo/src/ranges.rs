@@ -1,9 +1,9 @@
 //! Divides a large file into ranges that are transferred in parallel.
 
-/// A content divided into ranges of equal size. The last range may be shorter.
+/// The division of a file or object into ranges of equal size. The last range may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// Bytes of the content.
+    /// Bytes of the file or object.
     size: u64,
     /// Bytes of a range, at least 1.
     each: u64,
@@ -23,8 +23,8 @@ impl Ranges {
         sound.then_some(Ranges { size, each })
     }
 
-    /// Divides a content of `size` bytes, up to 4 PiB, into ranges whose size is as close to `wish`
-    /// bytes as possible.
+    /// Divides `size` bytes, up to 4 PiB, into ranges whose size is as close to `wish` bytes as
+    /// possible.
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
         let each = wish.clamp(RANGE_MIN, RANGE_MAX).max(least);
@@ -37,7 +37,7 @@ impl Ranges {
         self.each
     }
 
-    /// Bytes of the content.
+    /// Bytes of the file or object.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }

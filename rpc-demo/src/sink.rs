@@ -26,8 +26,8 @@ const DEFAULT_MODE: u32 = 0o666;
 
 /// A file that several transfers write to, each to its own part.
 ///
-/// The kernel lets one thread write to a file at a time, and the others spin. Large writes
-/// therefore take this lock, on which waiters sleep.
+/// The kernel lets one thread write to a file at a time, and the others spin. A [`Writer`] that
+/// writes through the page cache therefore takes the lock `turn`, on which waiters sleep.
 #[derive(Debug)]
 pub(crate) struct Written {
     file: File,

@@ -25,12 +25,12 @@ use crate::ranges::{RANGE_MAX, Ranges};
 /// Chunks read ahead of the network, in addition to the chunk being read.
 const READ_AHEAD: usize = 2;
 
-/// A piece of a source. The last piece has the digest of the whole content, and may be empty.
+/// A piece of the data that is read. The last piece has the digest of all data, and may be empty.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// The next bytes. Empty only in the last piece.
     pub(crate) data: Bytes,
-    /// The digest of the whole content, in the last piece.
+    /// The digest of all data, in the last piece only.
     pub(crate) end: Option<Digest>,
 }
 
@@ -230,7 +230,7 @@ impl Read for At<'_> {
     }
 }
 
-/// Reads a small file at once, `size` bytes and a few more to detect growth. Blocks.
+/// Reads a small file at once: `size` bytes, and one more to detect growth. Blocks.
 pub(crate) fn read_small(
     file: &File,
     size: u64,
@@ -324,7 +324,7 @@ impl Buffers {
         Buffers { pool, lent: VecDeque::new() }
     }
 
-    /// Allocates pool memory, if the pool has memory soon.
+    /// Allocates pool memory, if the pool has memory within [`ALLOC_TIMEOUT`].
     fn pinned(&self, size: usize) -> Option<PinnedBuf> {
         // Shorter payloads are sent inside their message.
         let pool = self.pool.as_ref().filter(|_| size >= SEGMENT)?;

@@ -32,7 +32,7 @@ use crate::transfer::{Pieces, send};
 
 /// Maximum number of objects of one size.
 const OBJECTS_MAX: u64 = 2000;
-/// Number of offsets in the pattern at which contents can begin. Consecutive objects begin at
+/// Number of offsets in the pattern at which an object can begin. Consecutive objects begin at
 /// different offsets, so that their contents differ.
 const SHIFT: usize = 4096;
 /// Seed for contents and random order. The seed is constant, so that every run does the same work.
@@ -76,7 +76,8 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     if args.asked.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
-/// The first failure sets `stop`. Setting `stop` ends the measurement after the objects in flight.
+/// Makes all passes for all sizes. The first failure sets `stop`. Setting `stop` ends the
+/// measurement after the objects in flight.
 async fn measure(
     args: &Bench,
     connection: &Connection,
@@ -121,7 +122,7 @@ struct Set {
     chunk: usize,
     size: u64,
     names: Vec<Name>,
-    /// The pattern has one chunk and `SHIFT` further bytes. Each message of a content is a slice of
+    /// The pattern has one chunk and `SHIFT` further bytes. Each message of an object is a slice of
     /// this pattern.
     pattern: Bytes,
     stop: Arc<AtomicBool>,

@@ -228,8 +228,8 @@ impl Parallel {
         self.jobs.unwrap_or(JOBS)
     }
 
-    /// The number of parallel transfers that may be ranges, if both ends share a host's processors.
-    /// More ranges would take more processor time and would not be faster: see
+    /// The number of ranges that are transferred in parallel if both ends share a host's
+    /// processors. More ranges would take more processor time and would not be faster: see
     /// docs/performance-log.md, "Files from disk to disk".
     pub(crate) fn ranges_on_one_host(self) -> u16 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

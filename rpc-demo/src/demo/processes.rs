@@ -217,8 +217,8 @@ impl Processes {
 }
 
 /// The number of parallel transfers if both ends share a host's processors. Each transfer waits
-/// most of the time, for a peer thread or for its own reads. With one more transfer than
-/// processors, a sixth of the processor time was idle (README.md, "The demonstration").
+/// most of the time, for a peer thread or for its own reads. In a measurement with one more
+/// transfer than processors, a sixth of the processor time was idle.
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u16::try_from(processors * 4).unwrap_or(u16::MAX).min(JOBS_MAX)

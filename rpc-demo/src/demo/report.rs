@@ -113,8 +113,7 @@ fn over((put, get): &Both, (other_put, other_get): &Both) -> Both {
     (over(put, other_put), over(get, other_get))
 }
 
-/// Formats a figure with at least three significant digits and with all digits before the decimal
-/// point.
+/// Formats a figure with two decimals below 10, with one below 100, and with none from 100 on.
 fn number(figure: f64) -> String {
     match figure {
         f if f < 9.995 => format!("{f:.2}"),

@@ -21,7 +21,8 @@ use crate::ranges::Ranges;
 use crate::source::{self, Extent, Piece};
 use crate::store::{Object, StoreError};
 
-/// Checksums per message, few enough that the client receives a message every few gigabytes.
+/// Checksums per message, few enough that the client receives a message for every 512 MiB of the
+/// object with the default range size.
 const CHECKSUMS_BATCH: usize = 64;
 
 impl Service {
@@ -185,7 +186,7 @@ impl Expected {
     }
 }
 
-/// The message for an object whose content differs from the stored content.
+/// The message for an object whose content no longer has the recorded CRC32C.
 pub(crate) fn damaged(name: &Name, found: u32, recorded: u32) -> String {
     format!(
         "'{}' is damaged on the server's disk: its CRC32C is {found:08x}, and {recorded:08x} was stored; put it again \

@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// Refuses a content that is larger than the free space of the disk.
+    /// Refuses an object that is larger than the free space of the disk.
     fn room(&self, name: &Name, size: u64) -> Result<(), Status> {
         match self.store.free() {
             Some(free) if free < size => Err(Status::resource_exhausted(format!(

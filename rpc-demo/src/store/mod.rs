@@ -139,7 +139,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Creates a file that has no name yet. For `private`, see [`Pending::create`].
+    /// Creates a file under a temporary name. For `private`, see [`Pending::create`].
     pub(crate) fn begin(&self, private: bool) -> io::Result<Pending> {
         Pending::create(self.temp.clone(), format!("{}.part", self.number()), private)
     }
@@ -156,7 +156,8 @@ impl Store {
         (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// Makes a complete file visible as `name`, durably, and records its CRC32C with it.
+    /// Records the CRC32C of a complete file with the file, and makes the file visible as `name`,
+    /// durably if the store syncs.
     pub(crate) fn commit(
         &self,
         pending: Pending,
@@ -177,8 +178,8 @@ impl Store {
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Creates a directory and its parents, durably. `writable` makes the directory writable for
-    /// the server's user.
+    /// Creates a directory and its parents, durably if the store syncs. `writable` makes the
+    /// directory writable for the server's user.
     pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
         let make = || {
             let dir = self.make_dir_at(name.as_str())?;

@@ -1,9 +1,9 @@
 //! Uploads: objects that arrive in ranges, and that a client can resume after an interruption.
 //!
 //! An upload's file has its full length from the start and is filled range by range. The server
-//! records only in memory which ranges the file holds. After an interruption the checksums of its
-//! ranges are compared with the checksums of the sender's file. So no stored state can be wrong,
-//! even after a crash.
+//! records only in memory which ranges the file holds. After an interruption, the checksums of the
+//! ranges in the file are compared with those of the sender's file. So no stored state can be
+//! wrong, even after a crash.
 //!
 //! | state of a range | on | becomes |
 //! |---|---|---|
@@ -45,9 +45,10 @@ pub(crate) struct Upload {
     pub(super) attributes: Attributes,
     pub(super) temp: String,
     pub(super) file: Arc<Written>,
-    /// Taken when the upload ends.
+    /// The file to keep, place or remove. Taken when the upload ends.
     pub(super) pending: Mutex<Option<Pending>>,
-    /// Read-locked around each write, so that no write follows the close.
+    /// Whether writes are allowed. Read-locked around each write, so that no write follows the
+    /// close.
     pub(super) open: RwLock<bool>,
     pub(super) parts: Mutex<Vec<Part>>,
     pub(super) used: Mutex<Instant>,

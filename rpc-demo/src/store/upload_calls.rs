@@ -149,8 +149,9 @@ impl Store {
     }
 }
 
-/// The prefix of the file names of uploads with this name and size. Two names may have the same
-/// prefix. Then the contents of the two objects differ, and the differing ranges are sent.
+/// The prefix of the file names of uploads with this name and size. If two names have the same
+/// prefix, an upload may continue the file of the other name. The ranges then differ, and are sent
+/// again.
 fn stem(name: &Name, size: u64) -> String {
     format!("{:016x}-{size}-", crate::names::hash(name.as_str()))
 }

@@ -1,4 +1,4 @@
-//! One look at a program's channels, servers and connections.
+//! Fetches a snapshot of a program's channels, servers and connections.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Entries to ask for at a time.
 const PAGE: u32 = 1000;
 
-/// The answer of a program.
+/// A snapshot of a program's owners and connections.
 #[derive(Debug)]
 pub(crate) struct Look {
     pub(crate) at: Instant,
@@ -26,7 +26,7 @@ pub(crate) struct Look {
     pub(crate) owners: Vec<(Owner, Vec<Connection>)>,
 }
 
-/// Counters that grow.
+/// Counters that only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) calls: u64,
@@ -67,12 +67,12 @@ impl Totals {
     }
 }
 
-/// The totals of an earlier look. The key is the owner's id and the connection's id, which is 0 for
-/// the owner's own totals.
+/// The totals of an earlier snapshot. The key is the owner's id and the connection's id. The
+/// connection's id is 0 for the owner's own totals.
 pub(crate) type Before = HashMap<(u64, u64), Totals>;
 
 impl Look {
-    /// The totals, for the rates of the next look.
+    /// The totals, for the rates of the next snapshot.
     pub(crate) fn totals(&self) -> Before {
         let mut totals = Before::new();
         for (owner, connections) in &self.owners {
@@ -87,7 +87,7 @@ impl Look {
     }
 }
 
-/// Fetches everything.
+/// Fetches a snapshot.
 pub(crate) async fn look(client: &ChannelzClient) -> Result<Look, Status> {
     let at = Instant::now();
     let mut client = client.clone();
@@ -100,7 +100,7 @@ pub(crate) async fn look(client: &ChannelzClient) -> Result<Look, Status> {
         for owner in page.owners {
             check(after, owner.id)?;
             let connections = match connections(&mut client, owner.id, MOST - fetched).await {
-                // The owner has ended since the list was made.
+                // The owner has ended since it was listed.
                 Err(status) if status.code() == Code::NotFound => continue,
                 connections => connections?,
             };

@@ -2,8 +2,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `look` | one look at a program's channels, servers and connections |
-//! | `table` | the table of a look |
+//! | `look` | a snapshot of a program's channels, servers and connections |
+//! | `table` | the table of a snapshot |
 
 mod look;
 mod table;

@@ -31,7 +31,8 @@ const NONE: &str = "-";
 
 type Row = [String; COLUMNS.len()];
 
-/// The header and the rows. `before` has the totals of the previous look, and the time since then.
+/// The header and the rows. `before` has the totals of the previous snapshot, and the time since
+/// then.
 pub(crate) fn lines(look: &Look, before: Option<(&Before, Duration)>) -> Vec<String> {
     let mut rows = vec![COLUMNS.map(|(name, _)| name.to_owned())];
     for (owner, connections) in &look.owners {

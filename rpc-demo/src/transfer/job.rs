@@ -9,7 +9,7 @@ use crate::cli;
 use crate::progress::Progress;
 use crate::summary::Tally;
 
-/// The operation on a content.
+/// The kind of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Put,
@@ -22,7 +22,7 @@ pub(crate) struct Job {
     verb: Verb,
     /// Units transferred in parallel.
     pub(super) jobs: u16,
-    /// Ranges between processes of this host that are transferred in parallel.
+    /// Limits how many ranges are transferred in parallel between processes of this host.
     pub(super) ranges_on_one_host: Semaphore,
     /// Payload bytes of a message, if not the path's default.
     pub(super) chunk: Option<usize>,

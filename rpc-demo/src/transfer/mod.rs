@@ -1,12 +1,12 @@
-//! Transfers contents: files to objects, objects to files, objects to objects.
+//! Transfers files to objects, objects to files, and objects to objects.
 //!
 //! | module | what |
 //! |---|---|
 //! | `item` | a file to transfer |
-//! | `origin`, `target` | source and target of a content |
-//! | `pieces` | a content in flight |
-//! | `whole` | transfers a content in one call |
-//! | `ranged` | transfers a large content in ranges |
+//! | `origin`, `target` | source and target of a transfer |
+//! | `pieces` | the data of a transfer, piece by piece |
+//! | `whole` | transfers a file, an object or a range in one call |
+//! | `ranged` | transfers a large file or object in ranges |
 //! | `job` | what all items of one command share: limits, counts, progress |
 //!
 //! A [`Plan`] lists the files and directories to transfer. The files are divided into units. A unit
@@ -45,11 +45,11 @@ pub(crate) struct Directory {
     pub(crate) target: Target,
     /// Mode and modification time to set once the directory's content is complete.
     pub(crate) attributes: Attributes,
-    /// Whether no transferred file lies in the directory. Such a directory must then be created
+    /// Whether no transferred file or directory lies in this directory, so that it must be created
     /// explicitly.
     pub(crate) empty: bool,
-    /// Whether the directory is the root of a tree, which the command names and the summary does
-    /// not count.
+    /// Whether the directory is the root of a tree. The command line names such a directory, and
+    /// the summary does not count it.
     pub(crate) top: bool,
 }
 

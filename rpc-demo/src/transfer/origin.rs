@@ -1,4 +1,4 @@
-//! The source of a content: a local file, stdin, or an object of a server.
+//! The source of the data to transfer: a local file, stdin, or an object on a server.
 
 use std::fs::File;
 use std::io;
@@ -19,14 +19,14 @@ use crate::ranges::Ranges;
 use crate::source::{self, BLOCK, Extent};
 use crate::tree::shown;
 
-/// The source of a content.
+/// The source of the data to transfer.
 #[derive(Clone)]
 pub(crate) enum Origin {
     /// A local file.
     File(PathBuf),
     /// The standard input.
     Stdin,
-    /// An object of a server.
+    /// An object on a server.
     Object(Connection, Name),
 }
 
@@ -62,8 +62,9 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).not_resumable()
     }
 
-    /// Returns the whole content. `what` describes the transfer in error messages. A file is read
-    /// into the pool of the connection `to` the target, in messages of `chunk` bytes.
+    /// Returns the data of the whole file or object. `what` describes the transfer in error
+    /// messages. A file is read into the pool of the connection `to` the target, in messages of
+    /// `chunk` bytes.
     pub(super) async fn whole(
         &self,
         what: String,
@@ -166,7 +167,7 @@ impl Origin {
         blocking(open).await.map(Some).map_err(self.cannot_read())
     }
 
-    /// One range of the content, and for an object the header of the response.
+    /// Returns the data of one range, and for an object the header of the response.
     pub(super) async fn range(
         &self,
         what: String,
@@ -204,7 +205,7 @@ impl Origin {
         checksums(connection, what, Of::Name(name.as_str().to_owned()), ranges).await
     }
 
-    /// Reads the whole local file and returns its CRC32C.
+    /// Reads the whole local file and returns its digest.
     pub(super) async fn file_digest(&self) -> Result<Digest, Failure> {
         let Origin::File(path) = self else { return Ok(Digest::default()) };
         let path = path.clone();

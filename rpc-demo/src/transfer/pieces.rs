@@ -1,4 +1,4 @@
-//! A content in flight: its bytes, and its digest at the end, from any source.
+//! The data of a transfer, piece by piece, from any source. The last piece has the digest.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::pb::{GetHeader, GetRequest, GetResponse};
 use crate::sink::Body;
 use crate::source::Piece;
 
-/// The content of an object while it is transferred.
+/// The pieces of the data that is transferred.
 pub(crate) struct Pieces {
     from: From,
     /// Bytes returned so far.
@@ -86,8 +86,8 @@ impl Pieces {
             return Err(breach(what, "its answer does not begin with a header"));
         };
         let digest = digest.map(Digest::from);
-        // The channel may have left the path of this call since then, and may now report another
-        // path.
+        // The channel may have left the path of this call since the call began, and may now report
+        // another path.
         let body = if before == Body::MayChange { before } else { connection.body() };
         let fetching = Fetching { what, stream, body, data, digest };
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))
@@ -154,7 +154,7 @@ impl Reading {
 impl Fetching {
     async fn next(&mut self) -> Result<Piece, Failure> {
         loop {
-            // The digest comes with the end of the stream.
+            // Data that arrives together with the digest is returned once the stream has ended.
             if self.digest.is_none() && !self.data.is_empty() {
                 return Ok(Piece { data: std::mem::take(&mut self.data), end: None });
             }

@@ -1,4 +1,4 @@
-//! Transfers large contents in ranges, in parallel and resumably.
+//! Transfers large files and objects in ranges, in parallel and resumably.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
 
-/// A large content in flight. Any task transfers the next range. The first task begins the
+/// A large file or object in flight. Any task transfers the next range. The first task begins the
 /// transfer, and the last task completes it.
 pub(super) struct Large {
     item: Item,
@@ -79,7 +79,8 @@ impl Large {
         }
     }
 
-    /// Waits until one more range may be transferred. Dropping the permit ends the turn.
+    /// Waits until one more range may be transferred, if both ends are on this host. Dropping the
+    /// permit ends the turn.
     pub(super) async fn turn<'a>(&self, job: &'a Job) -> Option<SemaphorePermit<'a>> {
         let Item { origin, target, .. } = &self.item;
         let from = !matches!(origin, Origin::Object(connection, _) if !connection.is_on_one_host());
@@ -266,7 +267,8 @@ impl Large {
         Ok(digest.crc32c)
     }
 
-    /// Checks that all ranges come from the same version of the object, and from the listed object.
+    /// Checks that all ranges come from the same version of the object, and that it has the listed
+    /// size.
     fn same(&self, header: GetHeader) -> Result<(), Failure> {
         let first = self.header.get_or_init(|| header.clone());
         if header.version == first.version && header.size == self.ranges.size() {
@@ -327,7 +329,7 @@ impl Large {
         self.item.attributes
     }
 
-    /// Checks the digest of the whole content against the stored digest. No single range can show
+    /// Checks the CRC32C of the whole object against the recorded one. No single range can show
     /// whether the object is damaged.
     fn undamaged(&self, digest: Digest) -> Result<(), Failure> {
         let Origin::Object(_, name) = &self.item.origin else { return Ok(()) };

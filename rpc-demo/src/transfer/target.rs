@@ -1,4 +1,4 @@
-//! The target of a content: an object of a server, or a local file.
+//! The target of a transfer: an object on a server, or a local file.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::tree::shown;
 
 #[derive(Clone)]
 pub(crate) enum Target {
-    /// An object of a server.
+    /// An object on a server.
     Object(Connection, Name),
     /// A local file.
     File(Place),
@@ -30,11 +30,11 @@ pub(crate) enum Target {
 /// A local file below a directory that cannot be left.
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// That directory.
+    /// The directory that cannot be left.
     pub(crate) root: Arc<Dir>,
-    /// The path of that directory, for messages.
+    /// The path of `root`, for messages.
     pub(crate) path: PathBuf,
-    /// The file's path in that directory, with `/` between components.
+    /// The file's path below `root`, with `/` between components.
     pub(crate) below: String,
 }
 
@@ -55,7 +55,8 @@ impl Target {
         }
     }
 
-    /// Creates a directory, in which files can then be created.
+    /// Creates a directory. `writable` makes it writable for its owner, so that files can be
+    /// created in it.
     pub(super) async fn make_directory(&self, writable: bool) -> Result<(), Failure> {
         match self {
             Target::Object(connection, name) => {
@@ -173,14 +174,14 @@ impl Place {
         }
     }
 
-    /// The file next to the target that receives ranges. The name of this file is the same after an
+    /// Opens the file next to the target that receives ranges. Its name is the same after an
     /// interruption.
     pub(super) fn partial(&self) -> io::Result<Pending> {
         let (dir, last) = self.parent()?;
         Pending::reopen(dir, format!(".rpc-demo-{:016x}.part", crate::names::hash(last)))
     }
 
-    /// Renames a complete file to its final name.
+    /// Sets the attributes of a complete file, and renames it to its final name.
     pub(super) fn place(&self, pending: Pending, attributes: &Attributes) -> io::Result<()> {
         let (dir, last) = self.parent()?;
         attributes.apply(pending.file(), 0)?;

@@ -1,4 +1,4 @@
-//! Transfers contents in one call.
+//! Transfers a file, an object or a range in one call.
 
 use std::pin::pin;
 
@@ -17,7 +17,8 @@ use crate::progress::Bar;
 use crate::sink::{Part, Pending, Room, Writer, write_at};
 use crate::source::Piece;
 
-/// Sends a content in one put, as an object or as a range, and returns its digest.
+/// Sends one object, or one range of an object, in a single put, and returns the digest of the
+/// bytes.
 pub(crate) async fn send(
     connection: &Connection,
     head: Head,
@@ -78,8 +79,8 @@ pub(crate) async fn send(
     }
 }
 
-/// Writes a content to a new file, renames it once it is complete, and returns its digest. `size`
-/// is the announced size.
+/// Writes the data to a new file, renames the file once it is complete, and returns its digest.
+/// `size` is the announced size.
 pub(super) async fn receive(
     place: &Place,
     mut pieces: Pieces,
@@ -116,8 +117,8 @@ pub(super) async fn receive(
     Ok(arrived)
 }
 
-/// Writes a content whose first piece has arrived. Returns the digest of the bytes that arrived and
-/// the digest that the sender announced.
+/// Writes the first piece, which has arrived, and all further pieces. Returns the digest of the
+/// bytes that arrived and the digest that the sender announced.
 pub(super) async fn write(
     place: &Place,
     room: impl Room,
@@ -144,7 +145,7 @@ pub(super) async fn write(
     }
 }
 
-/// Checks that the received content has the sender's digest and the announced size.
+/// Checks that the received data has the sender's digest and the announced size.
 pub(super) fn checked(
     what: &str,
     arrived: Digest,
