@@ -164,7 +164,7 @@ pub enum CopyMethod {
 pub enum Transport {
     /// tonic's own transport.
     Tonic {
-        /// Over a unix socket instead of TCP.
+        /// Whether tonic uses a unix socket instead of TCP.
         unix: bool,
     },
     /// tonic-rdma, over this fabric, or over TCP if `None`.
@@ -240,7 +240,8 @@ impl Contender {
         matches!(self, Self::ShmLentRead | Self::ShmRead)
     }
 
-    /// The buffers in which long messages land, if not in the connection's memory.
+    /// How the application buffers for long messages are registered. `None` if messages land in the
+    /// connection's memory.
     pub fn lands_in(self) -> Option<LandsIn> {
         match self {
             Self::VerbsLanded => Some(LandsIn::Once),
@@ -249,7 +250,7 @@ impl Contender {
         }
     }
 
-    /// Whether the client is a channel of tonic's type.
+    /// Whether the client uses a channel of tonic's type.
     pub fn into_tonic(self) -> bool {
         matches!(self, Self::ShmTonic | Self::TcpTonic)
     }

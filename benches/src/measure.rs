@@ -129,7 +129,7 @@ async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow
     Ok(Round { figure, ..latencies(times) })
 }
 
-/// The durations of `calls` sequential small calls.
+/// Makes `calls` small calls one after the other, and returns their durations.
 async fn sequential_latencies<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
     let payload = client.payload(SMALL);

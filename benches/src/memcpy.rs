@@ -15,7 +15,7 @@ const COLD_BYTES: usize = 256 << 20;
 /// The modulus of the distance between source and destination.
 const PAGE: usize = 4096;
 
-/// Copies instead of a row's messages.
+/// Copies memory of the length of a row's messages, instead of sending messages.
 #[derive(Debug)]
 pub struct Memcpy {
     from: Vec<u8>,

@@ -290,8 +290,8 @@ impl Pair {
         Ok(Some(Sample { round, client, server, instructions }))
     }
 
-    /// Counts a tenth of a row's calls, after a warm-up of the same length. The pair must have been
-    /// started with [`Copies::environment`].
+    /// Counts the copies and system calls of a tenth of a row's calls, after a warm-up of at least
+    /// [`LEARNING`] calls. The pair must have been started with [`Copies::environment`].
     ///
     /// # Errors
     /// The errors of [`sample`](Self::sample). A missing strace is not an error.

@@ -1,6 +1,6 @@
-//! Processes that `compare` and its agent start. If a process fails, its reason is kept.
+//! Processes that `compare` and its agent start. If a process fails, the reason is kept.
 //!
-//! A process that fails writes its reason to stderr. The lines of stderr are passed on as they
+//! A process that fails writes the reason to stderr. The lines of stderr are passed on as they
 //! arrive. The last line is kept for the table, because the exit code alone explains nothing.
 
 use std::io::Write as _;

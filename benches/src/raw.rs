@@ -73,7 +73,7 @@ pub async fn serve(
     });
     loop {
         let incoming = listener.accept().await?;
-        // The pool suits the message length that the client asked for.
+        // Each connection gets a pool for messages of up to `longest` bytes.
         let pool = pool(longest, &fabric)?;
         let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
         match bare::serve(link, pool, limits(longest)).await {

@@ -37,9 +37,9 @@ enum Answer<T> {
     Failed(String),
 }
 
-/// Starts servers for clients that connect to `at`, on that address and with these threads, until
-/// the process ends. Anyone who can reach the port can start servers, so use the agent only in test
-/// networks.
+/// Starts a server for each client that connects to `at`, until the process ends. The servers bind
+/// the IP address of `at`, and have these threads. Anyone who can reach the port can start servers,
+/// so use the agent only in test networks.
 ///
 /// # Errors
 /// The agent cannot listen on the address.

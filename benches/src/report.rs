@@ -154,8 +154,8 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// Returns a table of the figures: the median of each variant, and the ratio of this median to that
-/// of the first contender with the same allocator.
+/// Returns a table of the figures: the median of each variant, and the median of its ratios to the
+/// first contender with the same allocator in the same round.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
     let cells = results.first().map_or(&[][..], |r| &r.cells);
@@ -266,7 +266,7 @@ struct JsonCell {
     /// The allocator, or null if the allocator makes no difference.
     allocator: Option<String>,
     median: Option<f64>,
-    /// Ratio of the median to that of the first contender with the same allocator.
+    /// Median of the ratios to the first contender with the same allocator in the same round.
     ratio: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
@@ -347,7 +347,8 @@ pub struct Bound {
 /// The quantity that is bounded.
 #[derive(Clone, Debug, PartialEq)]
 enum What {
-    /// The ratio of the first variant's median to the second variant's.
+    /// The median of the ratios of the first variant's figure to the second variant's in the same
+    /// round.
     Ratio(Variant, Variant),
     Copies(Variant),
 }

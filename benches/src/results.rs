@@ -2,7 +2,7 @@
 //! numbers in README.md.
 //!
 //! A recorded run is the JSON that `compare` writes, kept in `benches/results`. Figures that a run
-//! did not measure are left out, both in the JSON and in the tables.
+//! did not measure are null in the JSON, and are left out of the tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -344,8 +344,8 @@ pub(crate) fn table(lines: &[Vec<String>], left: usize) -> String {
     out
 }
 
-/// Formats a number with at least three significant digits and with all digits before the decimal
-/// point.
+/// Formats a number with three significant digits and with all digits before the decimal point, but
+/// without trailing zeros after it.
 pub(crate) fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");

@@ -47,7 +47,7 @@ pub enum Threads {
         /// Processor of the servers.
         server: usize,
     },
-    /// A runtime of this number of threads for each process, on any processor.
+    /// A runtime with this number of threads for each process, on any processor.
     Free(u32),
 }
 

@@ -222,9 +222,9 @@ const SPARE: usize = 8;
 /// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The context of a contender: the global context, or a context with a large, lendable pool. With
-/// `room`, the context's pools have control memory for that number of connections. Without `room`
-/// they have the default sizes.
+/// The context of a contender. Some contenders have a context with a pool for long messages, or
+/// with mapping of the peer's buffers. Others have the global context or, with `room`, a context
+/// whose pools have control memory for that number of connections.
 pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();
     if contender.source() == Source::LongPool {

@@ -46,7 +46,7 @@ pub enum ClientReply {
     Failed(String),
 }
 
-/// How a connection starts.
+/// When a connection is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Before the first call.

@@ -21,7 +21,8 @@ pub enum Direction {
 pub enum Kind {
     /// Sequential small unary calls: microseconds.
     Latency,
-    /// A connection for each small unary call, until the connection is dropped: microseconds.
+    /// Small unary calls, each on a new connection, from the connect to the drop of the connection:
+    /// microseconds.
     Connect {
         /// Whether the first call starts the connection.
         lazy: bool,
@@ -157,7 +158,7 @@ impl Row {
         }
     }
 
-    /// Minimum number of calls for a meaningful figure: every call in flight at least once.
+    /// Minimum number of calls for a meaningful figure: at least the number of calls in flight.
     pub fn min_calls(&self) -> usize {
         match self.kind {
             Kind::Bulk { in_flight, .. } => in_flight,
@@ -273,8 +274,8 @@ pub fn handover() -> Vec<Row> {
 /// Calls of a row of [`handover`].
 const HANDOVERS: usize = 2000;
 
-/// Distances of source and destination: zero, distances as after headers, alignments, and distances
-/// near the end of a page.
+/// Distances of source and destination: zero, distances that headers cause, alignments, and a
+/// distance near the end of a page.
 const DISTANCES: [usize; 16] =
     [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
 

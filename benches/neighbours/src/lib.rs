@@ -1,7 +1,7 @@
 //! Contenders from other projects. rdma-io-tonic is tonic over a byte stream over RDMA. ruapc is an
 //! independent RPC stack. iceoryx2 hands over messages in shared memory. `compare --neighbours`
 //! runs this program as the client and as the server of each of these contenders. Each contender is
-//! configured as its documentation recommends.
+//! configured as its documentation recommends, with the exceptions that benches/README.md lists.
 
 #[cfg(feature = "rdma")]
 mod byte_stream;

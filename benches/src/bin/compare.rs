@@ -66,7 +66,7 @@ struct Args {
     /// The program of rdma-io-tonic, ruapc and iceoryx2, built from benches/neighbours
     #[arg(long, value_name = "PROGRAM")]
     neighbours: Option<PathBuf>,
-    /// Fail if a ratio of medians violates this bound, such as latency-64:shm/tonic-tcp<=0.35, or
+    /// Fail if a median of ratios violates this bound, such as latency-64:shm/tonic-tcp<=0.35, or
     /// with an allocator up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3; or, with --counts,
     /// the copies of each byte, such as up-64MiB-x8:verbs-kept:copies<=0.01
     #[arg(long, value_name = "BOUND")]

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::meter::{COUNTED, Counts};
 use super::scenario::Scenario;
 
-/// Deterministic clock and randomness for the counted process.
+/// Source of a library that gives the counted process a deterministic clock and randomness.
 const FIXED: &str = include_str!("fixed.c");
 
 /// A directory to run scenarios in.

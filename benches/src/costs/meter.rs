@@ -30,7 +30,7 @@ pub fn measure(times: usize, mut work: impl FnMut()) -> Counts {
     counted(&mut work);
     let change = region.change();
     let each = |count: usize| count as f64 / times as f64;
-    // A reallocation may move, so it counts as an allocation.
+    // A reallocation may move the memory, so it counts as an allocation.
     let allocations = each(change.allocations + change.reallocations);
     Counts::from([
         ("times".to_owned(), times as f64),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! ROW:CONTENDER[:FIGURE]<=NUMBER             a count: bulk-16:shm:registrations<=0.01
-//! ROW:CONTENDER[:FIGURE]/ROW>=NUMBER         to another row of it: bulk-16:shm/bulk-1>=0.8
-//! ROW:CONTENDER[:FIGURE]/CONTENDER>=NUMBER   to another contender: bulk-16:shm/tonic-tcp>=2
+//! ROW:CONTENDER[:FIGURE]/ROW>=NUMBER         its ratio to a row: bulk-16:shm/bulk-1>=0.8
+//! ROW:CONTENDER[:FIGURE]/CONTENDER>=NUMBER   its ratio to a contender: bulk-16:shm/tonic-tcp>=2
 //! ```
 //!
 //! `super::figure` defines the rows and figures.

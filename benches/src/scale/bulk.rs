@@ -79,7 +79,7 @@ async fn round(args: &Args, pair: &mut Pair, clients: usize) -> anyhow::Result<O
     pair.round(&row(args.warm_up)).await?;
     let (client, server) = pair.processes()?;
     let usage = || anyhow::Ok(Usage::of(client)?.cpu_ns + Usage::of(server)?.cpu_ns);
-    // On a busy machine no message may arrive in a short time.
+    // On a busy machine it can happen that no message arrives in a short time.
     let mut time = args.seconds;
     let (cpu, before, round) = loop {
         let (cpu, before) = (usage()?, pair.server_figures().await?);
