@@ -62,7 +62,8 @@ pub fn compile_fds(fds: prost_types::FileDescriptorSet) -> io::Result<()> {
 #[derive(Clone, Debug)]
 pub struct Builder {
     tonic: tonic_prost_build::Builder,
-    /// Whether `bytes` was called. If so, only the fields that it names are `Bytes`.
+    /// Whether `bytes` or `bytes_as_vec` was called. If so, only the fields that `bytes` has named
+    /// are `Bytes`.
     bytes_named: bool,
 }
 
@@ -116,8 +117,9 @@ passed_through! {
 }
 
 impl From<tonic_prost_build::Builder> for Builder {
-    /// Keeps all settings except the codec. To use another codec, call
-    /// [`codec_path`](Builder::codec_path) on the result.
+    /// Keeps all settings except the codec and the type of `bytes` fields, which all become
+    /// `Bytes`. To change these, call [`codec_path`](Builder::codec_path),
+    /// [`bytes`](Builder::bytes) or [`bytes_as_vec`](Builder::bytes_as_vec) on the result.
     fn from(tonic: tonic_prost_build::Builder) -> Self {
         Builder { tonic: tonic.codec_path(crate::CODEC), bytes_named: false }
     }
@@ -125,8 +127,9 @@ impl From<tonic_prost_build::Builder> for Builder {
 
 impl Builder {
     /// Only the `bytes` fields that match one of these paths are `Bytes`, as with
-    /// [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which are copied. Without a
-    /// call, all `bytes` fields are `Bytes`.
+    /// [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which are copied. If
+    /// neither `bytes` nor [`bytes_as_vec`](Self::bytes_as_vec) is called, all `bytes` fields are
+    /// `Bytes`.
     pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }

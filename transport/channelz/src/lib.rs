@@ -28,10 +28,12 @@
 //!
 //! The list tells whoever can call the service about **other clients**: their addresses and process
 //! IDs, when they connected, how much they call and transfer, and why they use TCP. The list also
-//! discloses the names that the program gives, and this host's devices and addresses. The list
-//! contains no payload, no metadata and no keys. Nobody can change anything through the service.
+//! discloses the names under which the program has added its channels and servers, and this host's
+//! devices and addresses. The list contains no payload, no metadata and no keys. Nobody can change
+//! anything through the service.
 //!
-//! So serve the list on an address that only operators reach, as above, or behind an interceptor:
+//! So serve the list on an address that only operators can reach, as above, or behind an
+//! interceptor:
 //!
 //! ```
 //! use tonic::service::interceptor::InterceptedService;
@@ -51,7 +53,7 @@
 //!
 //! # Cost
 //!
-//! Calls do nothing for the list. A connection has an entry from its beginning to its end. An
+//! The list adds no work to calls. A connection has an entry from its beginning to its end. An
 //! answer has at most [`MAX_RESULTS`] entries. The service locks each fast-path connection of the
 //! answer while it reads some numbers.
 
@@ -129,8 +131,8 @@ impl Channelz {
         self.add(name, Observer::Server(server.observer()));
     }
 
-    /// Returns the service, for [`Server::add_service`]. Read first [who may read the
-    /// list](crate#who-may-read-it).
+    /// Returns the service, for [`Server::add_service`]. Before you serve it, read [who may read
+    /// the list](crate#who-may-read-it).
     pub fn service(&self) -> ChannelzServer<Channelz> {
         ChannelzServer::new(self.clone())
     }

@@ -37,7 +37,7 @@ thread_local! {
     static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// Pads a placeholder to the length of its message.
+/// The bytes that pad a placeholder to the length of its message.
 static FILLING: [u8; HANDED] = [0; HANDED];
 
 /// A part of a received body.
@@ -150,7 +150,7 @@ pub struct Deframer {
     /// Number of bytes passed on before the next piece. The piece ends as if these bytes were part
     /// of the piece, which keeps source and destination of the copy aligned.
     ahead: usize,
-    /// Keys of placeholders that were passed on and may not be decoded yet.
+    /// Keys of placeholders that were passed on, and of which some may already have been decoded.
     keys: Fifo<Key>,
     pub(super) share: BytesMut,
     pub(super) delivered: Delivered,

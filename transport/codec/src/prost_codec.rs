@@ -160,7 +160,8 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
     }
 }
 
-/// Implemented by hand, because a derive would add bounds on the message types.
+/// Implements `Default`, `Clone` and `Debug` without derives, which would add bounds on the message
+/// types.
 macro_rules! plain_impls {
     ($($name:ident<$($param:ident),*> = $new:expr, $clone:expr;)*) => {$(
         impl<$($param),*> Default for $name<$($param),*> {

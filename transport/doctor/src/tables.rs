@@ -279,7 +279,7 @@ fn hints(page: &mut TextPage<'_>, hints: &[Hint]) -> fmt::Result {
 fn cure(page: &mut TextPage<'_>, cure: &Cure) -> fmt::Result {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
-        // The command is printed unmodified, because the user copies it.
+        // The command is printed whole, on a line of its own, because the user copies it.
         Some(command) => {
             page.line(format_args!("    - {}{who}:\n        {}", shown(&cure.what), shown(command)))
         }

@@ -95,7 +95,7 @@ impl Claimed {
         if self.fails { Err(status) } else { Ok(false) }
     }
 
-    /// The number of bytes copied to the buffer since a reader last reset it to 0.
+    /// The number of bytes copied to the buffer since a reader last reset this number to 0.
     pub fn copied(&self) -> Arc<AtomicU64> {
         self.copied.clone()
     }

@@ -68,7 +68,8 @@ fn decode<U: Message + Default>(parts: Vec<Landed>) -> Result<U, Status> {
     U::decode(Landed::reader_of(parts, &mut Window::new())).map_err(malformed)
 }
 
-/// Whether the `len` bytes of the message from `at` on are one part, which lies in the buffer.
+/// Whether the `len` bytes of the message from `at` on are one part, which lies at the start of the
+/// buffer.
 fn has_landed(parts: &[Landed], claimed: &Claimed, at: usize, len: usize) -> bool {
     let mut before = 0;
     let part = parts.iter().find(|part| {
@@ -144,8 +145,7 @@ impl<B: Buf> Buf for Finder<'_, B> {
 pub(crate) struct Gather {
     pub(crate) claimed: Arc<Claimed>,
     pub(crate) parts: Vec<Landed>,
-    /// Whether the message's header has been read in part. The part is kept here instead of being
-    /// passed on.
+    /// Whether a part of the message's header has been read. This part is not passed on.
     pub(crate) begun: bool,
 }
 
