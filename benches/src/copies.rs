@@ -22,7 +22,8 @@ pub struct Copies {
     counts: PathBuf,
 }
 
-/// Bytes so far. The difference between two values is the number of bytes copied between them.
+/// Bytes copied so far. The difference between two values is the number of bytes copied between the
+/// two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Bytes copied by memcpy and memmove.
@@ -39,7 +40,7 @@ impl Sub for Copied {
 }
 
 impl Copies {
-    /// Builds the library.
+    /// Compiles the library that counts.
     ///
     /// # Errors
     /// There is no C compiler (`scripts/install-packages bench` installs one).

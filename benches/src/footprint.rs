@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// Resources at one moment.
+/// The resources of a process at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footprint {
     /// Resident memory in KiB, including shared memory (VmRSS).

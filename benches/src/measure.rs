@@ -256,7 +256,7 @@ const MIN_TRANSFERS: usize = 8;
 /// and the latency means nothing.
 const MAX_CALLS_PER_TRANSFER: usize = 20_000;
 
-/// Latency while a large request is always in flight.
+/// Measures the latency of small calls while a large request is always in flight.
 async fn latency_under_load<C: Calls>(
     client: &C,
     size: usize,

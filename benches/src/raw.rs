@@ -14,7 +14,7 @@ use crate::session::RowRunner;
 use crate::work::{Kind, Row, SMALL};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum length of a measured WRITE in bytes. Soft-RoCE carries at most 8 MiB.
+/// Maximum length of a measured WRITE in bytes. With Soft-RoCE, a WRITE has at most 8 MiB.
 const MAX_WRITE: usize = 4 << 20;
 /// Number of target buffers. Each has the length of a message, and at least [`MAX_WRITE`] bytes.
 /// WRITEs in flight go to different memory, like messages that have not been read yet, so they do
@@ -115,7 +115,7 @@ impl Raw {
     }
 }
 
-/// A connection whose targets have `target` bytes each.
+/// Opens a connection whose target buffers have `target` bytes each.
 async fn open(fabric: &Fabric, addr: &Addr, target: usize) -> anyhow::Result<Bare> {
     let pool = pool(target, fabric)?;
     let connected = fabric.connect(addr, &bare::config(), &pool, b"", TIMEOUT).await?;

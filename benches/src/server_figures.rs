@@ -33,7 +33,7 @@ pub struct Meter {
 pub struct Served {
     /// The server's address, or the path of its socket.
     pub at: String,
-    /// `None` if the transport is not tonic-rdma's.
+    /// Reads the server's statistics. `None` if the transport is not tonic-rdma's.
     pub meter: Option<Meter>,
 }
 

@@ -30,7 +30,7 @@ pub enum ClientRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientReply {
-    /// Connected and prepared.
+    /// The client has connected and prepared the row.
     Ready {
         /// A description of the path.
         path: String,

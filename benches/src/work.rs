@@ -274,7 +274,7 @@ pub fn handover() -> Vec<Row> {
 /// Calls of a row of [`handover`].
 const HANDOVERS: usize = 2000;
 
-/// Distances of source and destination: zero, distances that headers cause, alignments, and a
+/// Distances from source to destination: zero, distances that headers cause, alignments, and a
 /// distance near the end of a page.
 const DISTANCES: [usize; 16] =
     [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];

@@ -31,7 +31,7 @@ pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(report.exit_code()))
 }
 
-/// A peer that is not reachable over TCP gives no information about RDMA.
+/// Fails if the peer cannot be reached over TCP, because RDMA to that peer is then unknown.
 fn unreachable_peer(found: &Diagnosis) -> Result<(), Failure> {
     match found.peer.as_ref().and_then(|peer| Some((peer, peer.error.as_ref()?))) {
         None => Ok(()),

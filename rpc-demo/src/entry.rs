@@ -22,10 +22,10 @@ pub(crate) struct Json<'a> {
     /// Permission bits, in octal.
     #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<String>,
-    /// RFC 3339, UTC.
+    /// The modification time in the format of RFC 3339, in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     modified: Option<String>,
-    /// 8 hexadecimal digits.
+    /// The CRC32C in 8 hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     crc32c: Option<String>,
     /// Why the entry is not served or cannot be read.

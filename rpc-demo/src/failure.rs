@@ -12,7 +12,7 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     cure: String,
-    /// The transfer can be resumed: a later attempt can continue with the data transferred so far.
+    /// Whether a later attempt can continue with the data transferred so far.
     resumable: bool,
 }
 

@@ -18,7 +18,7 @@ use crate::digest::Digest;
 use crate::disk::{self, ALIGN, Access, Direct, MIN_LEN};
 use crate::source::BLOCK;
 
-/// Chunks queued for the disk, in addition to the chunk being written.
+/// Maximum number of chunks queued for the disk, in addition to the chunk being written.
 const WRITE_BEHIND: usize = 2;
 
 /// Permission bits of a file whose sender names none, before the umask applies.

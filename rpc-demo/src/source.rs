@@ -22,7 +22,8 @@ use crate::digest::Digest;
 use crate::disk::{self, Access, Direct};
 use crate::ranges::{RANGE_MAX, Ranges};
 
-/// Chunks read ahead of the network, in addition to the chunk being read.
+/// Maximum number of chunks that wait for the network, in addition to those being read. With
+/// O_DIRECT, it is also the maximum number of reads in flight.
 const READ_AHEAD: usize = 2;
 
 /// A piece of the data that is read. The last piece has the digest of all data, and may be empty.

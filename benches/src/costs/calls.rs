@@ -27,7 +27,7 @@ use crate::contender::{Contender, StubCodec};
 use crate::measure::{Calls as _, Timed, Work, run_concurrently};
 use crate::service;
 
-/// See [`super::all`].
+/// The scenarios of this module, for [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "call-64-nothing",

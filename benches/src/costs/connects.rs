@@ -14,7 +14,7 @@ use crate::contender::{Contender, StubCodec};
 use crate::measure::Calls as _;
 use crate::service;
 
-/// See [`super::all`].
+/// The scenarios of this module, for [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "connect-tonic-tcp",

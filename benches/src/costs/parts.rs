@@ -12,7 +12,7 @@ use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::pb::Blob;
 
-/// See [`super::all`].
+/// The scenarios of this module, for [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "pool-4KiB",

@@ -11,7 +11,7 @@ use tonic_rdma_proto::{Config, Connection, Event, Flow, GrantMemory, Room, Strea
 use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 
-/// See [`super::all`].
+/// The scenarios of this module, for [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "frames-encode",

@@ -46,7 +46,7 @@ pub enum Verdict {
     More,
     /// The count is not in the record.
     New,
-    /// The record has a count that was not counted now.
+    /// The record has a count that this run lacks.
     Gone,
 }
 

@@ -102,7 +102,7 @@ impl Args {
     /// Options of the pairs, with memory for `room` connections if given.
     ///
     /// # Errors
-    /// This process may not run on any processor.
+    /// No processor is allowed for this process.
     pub fn setup(&self, room: Option<usize>) -> anyhow::Result<Setup> {
         Ok(Setup {
             addr: self.placement.addr,

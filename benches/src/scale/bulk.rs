@@ -21,7 +21,7 @@ pub const IN_FLIGHT: usize = 8;
 /// contender, and rotates the order of the contenders.
 ///
 /// # Errors
-/// This process may not run on any processor. Other failures are recorded in the result.
+/// No processor is allowed for this process. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Bulk>> {
     // Pools have their default sizes.
     let setup = args.setup(None)?;

@@ -20,7 +20,7 @@ pub const IN_FLIGHT: usize = 64;
 /// are added to them. After a failure the contender gets new processes.
 ///
 /// # Errors
-/// This process may not run on any processor. Other failures are recorded in the result.
+/// No processor is allowed for this process. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
     let setup = args.setup(args.connections.iter().max().map(|most| *most as usize))?;
     let mut rows = Vec::new();

@@ -153,7 +153,7 @@ fn each(row: &Connections, first: &Connections, of: fn(&Ends) -> u64) -> Option<
     between((row.connections, of(&row.rest?)), (first.connections, of(&first.rest?)))
 }
 
-/// The increase per item from one count and sum to another.
+/// The increase of a sum per item, from `base` for `first` items to `sum` for `count` items.
 pub fn between((count, sum): (usize, u64), (first, base): (usize, u64)) -> Option<f64> {
     let more = count.checked_sub(first).filter(|more| *more > 0)?;
     Some((sum as f64 - base as f64) / more as f64)

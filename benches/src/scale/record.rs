@@ -85,7 +85,7 @@ pub struct Connections {
     pub rest_cpu_us_per_s: Option<f64>,
     /// Rounds of calls on one connection while the others are idle.
     pub one: Vec<Load>,
-    /// The error, with the usage and the limits of both processes.
+    /// The error that ended the rounds, with the usage and the limits of both processes.
     pub failure: Option<String>,
 }
 
@@ -118,7 +118,7 @@ pub struct Streams {
     pub rounds: Vec<LatencyRound>,
     /// The processes after the rounds.
     pub ends: Option<Ends>,
-    /// The error.
+    /// The error that ended the rounds.
     pub failure: Option<String>,
 }
 

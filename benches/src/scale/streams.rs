@@ -12,7 +12,7 @@ use crate::work::{Kind, Row};
 /// Measures all contenders one after the other.
 ///
 /// # Errors
-/// This process may not run on any processor. Other failures are recorded in the result.
+/// No processor is allowed for this process. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
     // Servers raise their stream limit only if `room` is given.
     let setup = args.setup(Some(1))?;

@@ -7,9 +7,9 @@ pub(crate) const CHUNK_MAX: usize = 3 << 20;
 /// Default size of a chunk in bytes.
 pub(crate) const CHUNK: usize = 1 << 20;
 /// Default size of a chunk of a range over shared memory. This size halves the number of messages,
-/// and so the work that messages cause. Whole files keep the default size. They may be single
-/// messages of any length up to a chunk, and the codec has to show tonic each length that is longer
-/// than all before it (docs/zero-copy.md, "What has to be learnt").
+/// and so the work that messages cause. Whole files keep the default size. A whole file may be a
+/// single message of any length up to a chunk, and the codec has to show tonic each length that is
+/// longer than all before it (docs/zero-copy.md, "What has to be learnt").
 pub(crate) const RANGE_CHUNK_ON_ONE_HOST: usize = 2 << 20;
 
 /// Minimum and maximum size of an object that `bench` creates, in bytes.

@@ -13,7 +13,7 @@ pub(crate) fn parse<C: clap::Parser>() -> Result<C, Failure> {
     })
 }
 
-/// The command whose help to refer to: `rpc-demo`, or for example `rpc-demo put`.
+/// The command whose help the error line refers to: `rpc-demo`, or for example `rpc-demo put`.
 fn command_of(args: impl Iterator<Item = String>) -> String {
     let known = <super::Cli as clap::CommandFactory>::command();
     let named = args.skip(1).find(|arg| known.find_subcommand(arg).is_some());

@@ -59,8 +59,8 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     // to it.
     let mut place = None;
     let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
-    // A thread that still runs ends soon. The last handle to the directory, held by that thread or
-    // by this function, removes it.
+    // A thread that still runs ends soon after `stop` is set. The last handle to the directory,
+    // held by that thread or by this function, removes it.
     stop.store(true, Ordering::Relaxed);
     processes.kill().await;
     drop(place);

@@ -99,7 +99,7 @@ pub(super) struct Report {
     pub(super) best: Option<Path>,
 }
 
-/// Figures of both directions.
+/// The figures of put and of get.
 type Both = (Option<Figures>, Option<Figures>);
 
 fn both(path: &Path) -> Both {

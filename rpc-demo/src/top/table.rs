@@ -155,8 +155,8 @@ fn code(reason: Option<&Reason>) -> String {
     reason.map_or_else(String::new, |reason| shown(&reason.code))
 }
 
-/// Text of a peer, in ASCII, so that it has no control characters and each character takes one
-/// column. Other characters are escaped, and long text is cut.
+/// Returns a peer's text in ASCII, so that it has no control characters and each character takes
+/// one column. Other characters are escaped, and long text is cut.
 pub(super) fn shown(text: &str) -> String {
     let mut safe = String::new();
     for c in text.chars() {

@@ -20,7 +20,7 @@ pub(crate) enum Verb {
 /// A transfer command: its options, and its progress.
 pub(crate) struct Job {
     verb: Verb,
-    /// Units transferred in parallel.
+    /// Number of units transferred in parallel.
     pub(super) jobs: u16,
     /// Limits how many ranges are transferred in parallel between processes of this host.
     pub(super) ranges_on_one_host: Semaphore,

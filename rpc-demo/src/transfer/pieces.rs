@@ -23,7 +23,7 @@ pub(crate) struct Pieces {
 enum From {
     /// All bytes in memory, and their digest.
     Memory(Bytes, Digest),
-    /// The same bytes repeatedly, until all have been returned.
+    /// The bytes of `pattern` repeatedly, until no byte is `left`.
     Pattern {
         pattern: Bytes,
         left: u64,

@@ -212,7 +212,8 @@ impl Builder {
         let bytes_named = self.bytes_named;
         let messages = self.tonic.clone();
         config.service_generator(self.service_generator());
-        // A builder that generates neither clients nor servers keeps the generator in `config`.
+        // A builder that generates neither clients nor servers does not replace the generator in
+        // `config`.
         let messages = messages.build_client(false).build_server(false);
         if bytes_named { messages } else { messages.bytes(".") }
     }

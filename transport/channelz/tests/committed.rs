@@ -1,7 +1,7 @@
-//! The committed gRPC code matches the committed proto file. It is committed so that users of the
-//! crate need no compiler for proto files.
+//! The committed gRPC code matches the committed proto file. The code is committed so that users of
+//! the crate need no compiler for proto files.
 //!
-//! To regenerate it after a change to the proto file:
+//! To regenerate the code after a change to the proto file:
 //! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma-channelz --test committed`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -17,7 +17,7 @@ fn generated_code_is_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = tempfile::tempdir().unwrap();
     let descriptors = protox::compile([root.join(PROTO)], [root.join("proto")]).unwrap();
-    // Its client's `connect` would make tonic's channel.
+    // With the transport, the client's `connect` would make tonic's channel.
     let generate = tonic_prost_build::configure().build_transport(false);
     generate.out_dir(out.path()).compile_fds(descriptors).unwrap();
     let fresh = fs::read_to_string(out.path().join("tonic_rdma.channelz.v1.rs")).unwrap();

@@ -161,7 +161,7 @@ async fn what_has_ended_is_not_listed() {
     let request = pb::ListConnectionsRequest { owner, after: 0, max_results: 0 };
     let gone = client.list_connections(request).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
-    // An entry is no reason for a server to stay.
+    // An entry does not keep a server that has ended.
     let ended = Serving::start().await;
     ended.stop.send(()).unwrap();
     ended.task.await.unwrap().unwrap();
@@ -196,7 +196,7 @@ async fn many_connections_come_in_pages() {
     while count(&mut client, 0).await.0 > 3 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // Requests that make no sense get an end.
+    // An unknown owner is an error. An `after` beyond all ids gets the last page.
     for (owner, expected) in [(0, None), (u64::MAX, None), (owner, Some(true))] {
         let request = pb::ListConnectionsRequest { owner, after: u64::MAX, max_results: u32::MAX };
         let answer = client.list_connections(request).await;
@@ -209,7 +209,7 @@ async fn a_program_that_does_not_add_the_service_has_none() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let mut builder = Server::builder().policy(Policy::Off);
-    // An entry alone serves nothing.
+    // Adding an entry does not add the service.
     Channelz::new().add_server("public", &builder);
     let router = builder.add_service(GreeterServer::new(Hello));
     tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));

@@ -251,7 +251,7 @@ impl<T> Fifo<T> {
         self.first.as_mut()
     }
 
-    /// Whether there is no element.
+    /// Whether the queue has no element.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }

@@ -304,7 +304,7 @@ impl Sink {
         last: Batching,
     ) -> Result<Batching, Status> {
         let Ok(stated) = u32::try_from(len) else {
-            // tonic's wording.
+            // tonic uses the same wording.
             return Err(Status::resource_exhausted(format!(
                 "Cannot return body with more than 4GB of data but got {len} bytes"
             )));

@@ -1,5 +1,5 @@
-//! The codec without a connection. Pending messages are checked in `tests/pending_messages.rs`, in
-//! a process of its own.
+//! The codec without a connection. `tests/pending_messages.rs` of tonic-rdma checks pending
+//! messages, in a separate process.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -405,7 +405,8 @@ fn plain_codecs_and_other_bodies_get_the_bytes_as_they_were_sent() {
     assert_eq!(deframer.take_delivered().joined, piece.len() as u64);
 }
 
-/// A piece that is one message is not copied, unless its header is cut; any other is.
+/// A lent piece that is one message is not copied, unless its header is cut. Any other lent piece
+/// is copied.
 #[test]
 fn a_message_that_is_lent_stays_where_it_is() {
     let wire = Bytes::from(framed(&[tree(50_000)]));

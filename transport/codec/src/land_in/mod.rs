@@ -26,7 +26,7 @@ pub enum Outcome {
         /// The reason for the copy.
         why: WhyCopied,
     },
-    /// The buffer holds nothing meaningful.
+    /// No field landed, and the content of the buffer is meaningless.
     #[non_exhaustive]
     Empty {
         /// The reason why no field landed.

@@ -1,4 +1,5 @@
-//! A peer that keeps writing to landed memory. It writes after every read, so a second read shows.
+//! A peer that keeps writing to landed memory. It writes after every read, so a second read of the
+//! same bytes is noticed.
 
 use tonic_rdma_memory::test_util::SharedArena;
 
@@ -43,7 +44,8 @@ fn prost_sees_each_byte_once_and_in_private_memory() {
     assert!(arena.looks() > 2000, "{} looks at a message of thousands of fields", arena.looks());
 }
 
-/// The bytes of a body that a reader other than this crate's decoder receives.
+/// A reader other than this crate's decoder receives a body in memory that the peer cannot write
+/// to.
 #[test]
 fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     let long = [tree(50_000), tree(10), tree(200_000)];
@@ -51,7 +53,7 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     for (messages, used, grpc) in [
         (&long[..], Used::Plain, true),
         (&long, Used::Unknown, true),
-        // Compressed, or not gRPC.
+        // A body that is compressed, or is not gRPC.
         (&long, Used::Ours, false),
         (&short, Used::Ours, true),
     ] {
@@ -68,7 +70,7 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
         }
         assert!(got == wire, "{used:?}, gRPC {grpc}: other bytes than were sent");
     }
-    // The parts of a message that landed in two are copied as well.
+    // If a message landed in two parts, both parts are copied as well.
     let wire = framed(&[tree(100_000)]);
     let (arena, landed) = land(&wire);
     let mut deframer = Deframer::new(call().method().clone(), true);
@@ -84,8 +86,8 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     assert!(got == wire);
 }
 
-/// A reader that copies what it gets, and looks at nothing before, gets the memory itself: what
-/// arrived in control messages, what landed, and what is lent, in their order.
+/// A reader that copies everything before it parses anything gets the memory itself: the bytes that
+/// arrived in control messages, that landed, and that are lent, in their order.
 #[test]
 fn a_reader_that_only_copies_is_given_the_memory_itself() {
     let wire = framed(&[tree(200_000), tree(10)]);
@@ -104,7 +106,7 @@ fn a_reader_that_only_copies_is_given_the_memory_itself() {
     let mut deframer = Deframer::in_place(call().method().clone());
     let (mut got, mut in_place) = (Vec::new(), 0);
     for part in parts {
-        // Whatever codec the other end of the pipe has.
+        // The codec makes no difference here.
         deframer.push(part, Used::Ours);
         while let Some(bytes) = deframer.pop() {
             in_place += if arena.contains(&bytes) { bytes.len() } else { 0 };
@@ -151,8 +153,8 @@ async fn tonic_finds_messages_where_they_were_found_before() {
         wire.extend(framed(std::slice::from_ref(message)));
     }
     let (arena, landed) = land(&wire);
-    // These are read before anything is passed on. Later headers are also read once, but
-    // afterwards.
+    // The first two headers are read before anything is passed on. Later headers are also read
+    // once, but afterwards.
     headers.truncate(2);
     let received = Received {
         deframer: Deframer::new(call().method().clone(), true),
