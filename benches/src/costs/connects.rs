@@ -52,7 +52,7 @@ enum Start {
     Lazy,
 }
 
-/// Number of counted connections. The warm-up makes the same number of connections before.
+/// Number of counted connections. Before these, the warm-up makes the same number.
 const TIMES: usize = 32;
 /// Length of the request and of the reply in bytes.
 const LENGTH: usize = 64;

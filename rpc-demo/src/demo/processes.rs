@@ -318,7 +318,8 @@ mod tests {
     fn both_ends_and_the_way_between_count() {
         let (before, after) = (spent(1.0, 50, 5), spent(2.0, 1050, 25));
         let shm = said("shm", 990, 0, 0).done(&before, &after);
-        // Read, written, copied by the transport at each end, and the WRITE.
+        // The bytes that were read, written, copied by the transport at each end, and copied by
+        // WRITEs.
         assert_eq!(shm.run.copied_bytes, 1000 + 1000 + 7 + 20 + 990);
         assert_eq!((shm.run.bytes, shm.run.seconds, shm.run.cpu_seconds), (1000, 2.0, 1.5));
         assert_eq!(

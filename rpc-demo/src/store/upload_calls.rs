@@ -41,7 +41,7 @@ impl Store {
             loop {
                 let temp = format!("{stem}{}{SUFFIX}", self.number());
                 match Pending::create(self.temp.clone(), temp.clone(), attributes.mode.is_some()) {
-                    // An earlier server's upload has this name.
+                    // An upload to an earlier server left a file of this name.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     made => return Ok((made?, temp, false)),
                 }
@@ -289,7 +289,7 @@ mod tests {
             Err(UploadError::Incomplete(3, 3, _))
         ));
         store.finish_upload(&one, Digest::of(&content())).unwrap();
-        // A claim that is dropped can be made again, and a range has an end.
+        // A dropped claim can be made again, and a write beyond the end of a range fails.
         drop(store.upload(&two).unwrap().claim(0).unwrap());
         let mut claim = store.upload(&two).unwrap().claim(2).unwrap();
         write(&mut claim, &[0; 101], 0).unwrap_err();

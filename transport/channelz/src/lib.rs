@@ -162,7 +162,8 @@ impl Observer {
         }
     }
 
-    /// At most `most` connections with ids above `after`, by id. `None` if the owner has ended.
+    /// At most `most` connections with ids above `after`, in the order of their ids. `None` if the
+    /// owner has ended.
     fn connections(&self, after: u64, most: usize) -> Option<Vec<ConnectionInfo>> {
         match self {
             Observer::Server(server) => server.connections(after, most),
@@ -320,7 +321,7 @@ mod tests {
         let entry = pb::Connection {
             id: u64::MAX,
             path: long(5),
-            // A kernel's limit on the names of devices is 64 bytes.
+            // The kernel limits the names of devices to 64 bytes.
             device: long(64),
             local: long(64),
             remote: long(64),

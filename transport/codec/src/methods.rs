@@ -367,7 +367,8 @@ mod tests {
 
     #[test]
     fn other_codecs_teach_nothing() {
-        // A decoder of another crate, and one of a client that is called first.
+        // The service has a decoder of another crate, or calls a client before it makes its
+        // decoder.
         assert_eq!(learnt(|| ()), (Used::Unknown, Used::Unknown));
         assert_eq!(learnt(|| (encoder(), decoder()).0), (Used::Unknown, Used::Unknown));
     }

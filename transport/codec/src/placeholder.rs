@@ -101,7 +101,7 @@ mod tests {
         let secret = |key: Key| u64::from_ne_bytes(*key.0.last_chunk().unwrap());
         let all = [here.0, here.1, there.0, there.1].map(secret);
         for (n, a) in all.iter().enumerate() {
-            // Equal or close by chance: once in 2^50 runs.
+            // By chance two of them are equal or close once in 2^50 runs.
             assert!(all[..n].iter().all(|b| a.abs_diff(*b) > 1 << 10), "{all:x?}");
         }
     }

@@ -130,7 +130,7 @@ fn each_long_message_gets_a_frame_however_many_are_ready() {
     let sent = send(self::body(messages.clone(), None), &mut tap).unwrap();
     assert!(sent.len() < 30, "{} frames", sent.len());
     assert_eq!(sent.concat().concat(), framed(&messages));
-    // A long one behind them gets a frame without others.
+    // Long messages behind short messages also arrive unchanged.
     let mut messages = vec![tree(10); 40];
     messages.extend(vec![tree(50_000); 3]);
     let sent = send(self::body(messages.clone(), None), &mut tap).unwrap();
@@ -145,7 +145,8 @@ fn the_limit_on_encoding_is_for_the_whole_message() {
     let status = refused(len - 1).unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     assert!(status.message().contains(&format!("found {len} bytes")), "{status}");
-    // A length that was accepted is accepted again without filling; a longer one is not.
+    // Once a length was accepted, messages of up to this length need no padding, and longer
+    // messages are still refused.
     let call = call();
     let mut tap = BodyEncoder::new(call, 4096, true);
     for (message, filled) in [(tree(100_000), true), (tree(100_000), false), (tree(90_000), false)]
@@ -171,7 +172,7 @@ async fn the_limit_on_decoding_is_for_the_whole_message() {
     assert_eq!(call.method().decodes(), 0);
     assert_eq!(streaming(wire(100_000), &call, len).message().await.unwrap(), Some(tree(100_000)));
     assert_eq!(call.method().decodes(), len);
-    // Longer than any accepted message.
+    // This message is longer than any accepted message.
     let status = streaming(wire(100_001), &call, len).message().await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     assert_eq!(streaming(wire(100_000), &call, len).message().await.unwrap(), Some(tree(100_000)));
@@ -294,8 +295,7 @@ mod layers {
 
 #[test]
 fn an_error_behind_a_message_leaves_nothing() {
-    // A message that was encoded is lost with the frame if the one behind it is too long, as in
-    // tonic.
+    // As in tonic, encoded messages are lost with their frame if the next message is too long.
     let mut tap = BodyEncoder::new(call(), 4096, true);
     let limit = tree(20_000).encoded_len();
     let messages = vec![tree(10); 40].into_iter().chain([tree(20_000), tree(30_000)]).collect();
@@ -361,7 +361,7 @@ fn the_header_of_a_long_message_is_handed_on_alone() {
     };
     let message = |len: usize| [&placeholder::header(len as u32)[..], &vec![7; len]].concat();
     for used in [Used::Plain, Used::Unknown] {
-        // The second slice ends where it would have if the header were part of it.
+        // The second piece ends where a piece that includes the header would end.
         assert_eq!(lengths(message(40_000), used, true), [5, SLICE - 5, SLICE, 40_005 - 2 * SLICE]);
         assert_eq!(lengths(message(8187), used, true), [8192], "tonic's buffer has room for it");
         assert_eq!(lengths(message(8188), used, true), [5, 8188]);
@@ -418,7 +418,7 @@ fn a_message_that_is_lent_stays_where_it_is() {
     for (head, tail, whole) in [(5, 0, true), (20, 9, true), (0, 0, true), (3, 0, false)] {
         for used in [Used::Ours, Used::Plain, Used::Unknown] {
             let call = call();
-            // The limit of tonic is known, so that nothing is padded.
+            // tonic is known to accept this length, so nothing is padded.
             call.method().has_decoded(wire.len());
             let mut deframer = Deframer::new(call.method().clone(), true);
             deframer.push(lent(head, tail), used);
@@ -461,7 +461,7 @@ fn trees() -> impl Strategy<Value = Tree> {
             prop::collection::vec(bytes(), 0..3),
             prop::collection::vec(inner, 0..3),
             prop::option::of(kind),
-            // One entry: the encoding order of a larger map is not defined.
+            // At most one entry, because the encoding order of a larger map is not defined.
             prop::option::of((any::<u32>(), bytes())),
             bytes(),
         )
@@ -564,7 +564,7 @@ proptest! {
         tree in trees(),
         cuts in cuts(),
     ) {
-        // Messages of arbitrary bytes, and a valid one with one byte changed.
+        // Messages of arbitrary bytes, and a valid message with one byte changed.
         let mut wire = Vec::new();
         let mut right = tree.encode_to_vec();
         if let (Some((at, byte)), false) = (spoilt, right.is_empty()) {

@@ -136,7 +136,8 @@ impl http_body::Body for Spoilt {
         let this = &mut *self;
         let frame = std::pin::Pin::new(&mut this.received).poll_frame(cx);
         for at in &this.headers {
-            // Slightly longer: the end of the message would fall into the next one.
+            // The header then states a larger length, by which the message would end within the
+            // next message.
             this.arena.write(at + 3, &[0xff, 0xff]);
         }
         frame
