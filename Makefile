@@ -8,7 +8,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
+.PHONY: help build demo bench neighbours bench-rdma scale scale-rdma costs costs-record test test-all \
     test-more more-and-checks checks quick test-source test-native test-interop test-patched \
     test-upstream test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
     test-rdma-core test-rdma-qemu test-kernels test-aarch64 test-aarch64-guest test-deploy \
@@ -38,6 +38,10 @@ bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders shm-lent,shm --allocators glibc --json $(TARGET)/bench-handover.json
 	cd benches/neighbours && $(CARGO) build --release --no-default-features --target-dir $(TARGET)/neighbours
 	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders iceoryx2 --allocators glibc --neighbours $(TARGET)/neighbours/release/neighbours --json $(TARGET)/bench-handover-iceoryx2.json
+
+neighbours: ## compile the contenders of other projects
+	@scripts/install-packages neighbours
+	cd benches/neighbours && $(CARGO) check --target-dir $(TARGET)/neighbours
 
 bench-rdma: ## compare over real verbs, in the guest and between two guests, on both devices
 	@scripts/install-packages bench

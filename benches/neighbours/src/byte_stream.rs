@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use benches::{
     client::{Client, tonic_endpoint},
-    contender::Source,
+    contender::Contender,
     service::{self, MAX_REPLY},
     session::{self, CallRunner},
 };
@@ -33,7 +33,7 @@ pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW);
     Ok(server
-        .add_routes(service::routes(false, Source::Best, MAX_REPLY))
+        .add_routes(service::routes(Contender::RdmaIoTonic, MAX_REPLY))
         .serve_with_incoming(incoming)
         .await?)
 }

@@ -124,7 +124,9 @@ impl Calls for Connection {
             Kind::Bulk { size, .. } | Kind::LatencyUnderLoad { size } => {
                 size < RdmaConnectionTuningConfig::MAX_LARGE_MSG_SIZE as usize
             }
-            Kind::Latency | Kind::Rate { .. } => row.connections() <= CONNECTIONS,
+            Kind::Latency | Kind::Rate { .. } | Kind::Open { .. } => {
+                row.connections() <= CONNECTIONS
+            }
         }
     }
 
