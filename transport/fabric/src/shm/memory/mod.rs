@@ -146,11 +146,11 @@ impl Map {
     ) -> io::Result<Map> {
         let stat = check(&file, len, &[KEEPS_SIZE])?;
         accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, 0, len, READ_WRITE)
+        Map::of(file, len, READ_WRITE)
     }
 
     /// Maps both parts of a file with the layout of [`create_parts`](Self::create_parts). Returns
-    /// the parts and the file's identity.
+    /// the parts and the file's identity. Each part is unmapped by itself.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -159,9 +159,16 @@ impl Map {
         Ok((Map::map_parts(file, lens)?, (stat.st_dev, stat.st_ino)))
     }
 
+    /// Maps the whole file with one call. The first part ends where the second part begins.
     fn map_parts(file: impl AsFd, lens: [usize; 2]) -> io::Result<[Map; 2]> {
-        let first = Map::of(&file, 0, lens[0], READ_WRITE)?;
-        Ok([first, Map::of(file, second_part(lens).0, lens[1], READ_WRITE)?])
+        let (offset, len) = second_part(lens);
+        let mut first = Map::of(file, len, READ_WRITE)?;
+        // SAFETY: the offset lies within the mapping. The second part takes over what lies behind
+        // the offset, and the first part does not reach it any more (R15).
+        let ptr = unsafe { first.ptr.add(offset) };
+        first.len = offset;
+        let second = Map { ptr, len: len - offset, touched: 0, process: Process::current() };
+        Ok([first, second])
     }
 
     /// Like [`new`](Self::new), but requires a file that has all of its pages.
@@ -176,7 +183,7 @@ impl Map {
         let stat = check(&file, len, &[KEEPS_SIZE])?;
         check_pages(&file, &stat)?;
         accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, 0, len, READ_WRITE)
+        Map::of(file, len, READ_WRITE)
     }
 
     /// Maps a file of `len` bytes for reading, with all of its pages, if nobody can truncate the
@@ -195,7 +202,7 @@ impl Map {
         // Nobody can remove existing pages, because either seal forbids punching holes.
         check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
-        let map = Map::of(file, 0, len, ProtFlags::READ)?;
+        let map = Map::of(file, len, ProtFlags::READ)?;
         map.populate();
         Ok(map)
     }
@@ -227,11 +234,11 @@ impl Map {
         self.len
     }
 
-    fn of(file: impl AsFd, offset: usize, len: usize, prot: ProtFlags) -> io::Result<Map> {
-        let (flags, offset) = (MapFlags::SHARED, offset as u64);
+    fn of(file: impl AsFd, len: usize, prot: ProtFlags) -> io::Result<Map> {
+        let flags = MapFlags::SHARED;
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its
         // size.
-        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, offset) }?;
+        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0, process: Process::current() };
         // A child of fork() has no use for the mapping, and would keep the peer's memory alive.
@@ -246,7 +253,7 @@ impl Map {
     /// Creates a file of this process and maps the file. The file begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-page", len)?;
-        Ok((Map::of(&file, 0, len, READ_WRITE)?, file))
+        Ok((Map::of(&file, len, READ_WRITE)?, file))
     }
 
     /// Creates a file of this process with two parts, and maps both. The second part begins at the
