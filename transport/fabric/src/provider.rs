@@ -533,6 +533,15 @@ impl Incoming {
         }
     }
 
+    /// Bytes of control memory that [`accept`](Self::accept) takes from the pool.
+    pub fn control_bytes(&self, config: &LinkConfig) -> usize {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Incoming::Shm(_) => config.block_bytes(),
+            _ => config.control_bytes(),
+        }
+    }
+
     /// The peer's private data, which is untrusted. InfiniBand and RoCE pad this data with zeros to
     /// 56 bytes, and iWARP does not pad it.
     pub fn private_data(&self) -> &[u8] {

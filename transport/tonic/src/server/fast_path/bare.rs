@@ -28,7 +28,8 @@ impl FastPath {
             return self.refuse(incoming, Reject::Bare, &Reject::Bare.to_string());
         };
         let link = bare::config();
-        let room = pool.may_land().and_then(|()| pool.control(link.control_bytes()).map(drop));
+        let need = incoming.control_bytes(&link);
+        let room = pool.may_land().and_then(|()| pool.control(need).map(drop));
         if let Err(error) = room {
             return self.refuse(incoming, reject_for(&error), &error.to_string());
         }

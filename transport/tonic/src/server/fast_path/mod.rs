@@ -262,8 +262,8 @@ impl FastPath {
             options.land_in(&this.settings.allocators);
             // Check for room before the connection is accepted, so that a refused client gets the
             // reason.
-            let room =
-                pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
+            let need = incoming.control_bytes(&options.link);
+            let room = pool.may_land().and_then(|()| pool.control(need).map(drop));
             if let Err(error) = room {
                 return this.refuse(incoming, reject_for(&error), &error.to_string());
             }
