@@ -72,14 +72,14 @@ impl PoolConfig {
         self.total
     }
 
-    /// Sets the bytes for buffers that the application fills and sends. Default: a quarter of the
-    /// total.
+    /// Sets the size in bytes of the part for buffers that the application fills and sends.
+    /// Default: a quarter of the total.
     pub fn send(mut self, bytes: usize) -> Self {
         self.send = Some(bytes);
         self
     }
 
-    /// Sets the bytes that peers may write to. Default: half of the total.
+    /// Sets the size in bytes of the part that peers may write to. Default: half of the total.
     pub fn landing(mut self, bytes: usize) -> Self {
         self.landing = Some(bytes);
         self
@@ -173,8 +173,9 @@ impl PoolConfig {
         total -= total % page();
         let (send, landing) = scale((send, landing), configured, total);
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Chunks are so small that many connections get a chunk. At the default pool size, a chunk
-        // is large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
+        // Chunks are small enough for many connections to get one. At the default pool size, a
+        // chunk is large enough for a message of 1 MiB. Explicit huge pages need chunks of whole
+        // pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // The size is a multiple of 64 KiB, the length of many pieces. Unless the pool is small or
@@ -210,8 +211,8 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     (send, landing)
 }
 
-/// Returns the bytes that the queues of all connections pin, if `control` bytes are all used for
-/// connections.
+/// Returns the number of bytes that the queues of all connections pin, if connections use all
+/// `control` bytes.
 fn queues_of(control: usize, queue_bytes: usize) -> u64 {
     (control as u64 / CONTROL_PER_CONNECTION).saturating_mul(queue_bytes as u64)
 }

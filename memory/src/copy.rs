@@ -1,9 +1,10 @@
 //! Copies payload at memory speed, for all alignments of source and destination.
 //!
-//! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
-//! and later, such a copy is at least four times slower if, modulo a page, the destination is a few
-//! bytes after the source (glibc bugs 30994 and 30995). A payload after a header is an example.
-//! glibc 2.40 avoids these slow copies, but Debian 12 and most clouds have an older version.
+//! If the processor has ERMS, glibc's memcpy copies with `rep movsb` from a threshold on, which is
+//! 2 KiB or more. On AMD's Zen 3 and later, such a copy is at least four times slower if, modulo a
+//! page, the destination is a few bytes after the source (glibc bugs 30994 and 30995). A payload
+//! that follows a header is an example. glibc 2.40 avoids these slow copies, but Debian 12 and most
+//! clouds have an older version.
 //!
 //! | processor | copies of |
 //! |---|---|
@@ -70,7 +71,7 @@ mod x86 {
 
     /// The shortest copy that the loop can make, in bytes.
     pub(super) const MIN_LEN: usize = 64;
-    /// The default minimum length at which glibc copies with `rep movsb`, for any vector width.
+    /// The lowest of glibc's default thresholds for `rep movsb`, which depend on the vector width.
     const DEFAULT_MIN: usize = 2048;
     /// The maximum length at which glibc uses `rep movsb` on AMD's processors.
     const AMD_MAX: usize = 1 << 20;
@@ -119,8 +120,8 @@ mod x86 {
         cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
 
-    /// The shortest length at which memcpy uses `rep movsb`: glibc's default, or the value of its
-    /// tunable.
+    /// The shortest length at which memcpy may use `rep movsb`: glibc's lowest default, or the
+    /// value of its tunable.
     pub(super) fn begin(tunables: &str) -> usize {
         let mut thresholds = tunables.split(':').filter_map(|one| {
             let number = one.strip_prefix("glibc.cpu.x86_rep_movsb_threshold=")?;

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::stats::Use;
 
-/// The error when a device refuses to register memory, or the kernel refuses to map memory.
+/// The error if a device refuses to register memory, or the kernel refuses to map memory.
 ///
 /// The cause is in the environment. The text names the call, the error and, for limits of the
 /// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
@@ -150,7 +150,7 @@ pub enum PoolError {
         landing: usize,
         /// The number of bytes left for the control blocks of connections.
         control: usize,
-        /// Minimum bytes for landing, and for connections.
+        /// The minimum number of bytes for landing, and for connections.
         min: usize,
     },
     /// The request exceeds the budget, so waiting does not help.

@@ -54,7 +54,9 @@ impl Drop for Counted {
 }
 
 impl LendableBytes {
-    /// Lends bytes to `peer`, the peer that the handle's memory serves.
+    /// Makes bytes lendable to `peer`, the peer of the pool handle through which they are lent.
+    /// Returns `None` if the bytes may not be lent to that peer, or if too many bytes are lent
+    /// already.
     pub(crate) fn new(
         ledger: &Arc<Ledger>,
         peer: Option<NonZeroU32>,
@@ -66,7 +68,7 @@ impl LendableBytes {
         let (key, len) = (bytes.lend_key()?, bytes.len());
         let registered = bytes.is_registered();
         let limit = if registered { usize::MAX } else { ledger.sizes.send / 4 * 3 };
-        // Dropping `counted` ends the count.
+        // If the limit is exceeded, `counted` is dropped here, which ends the count.
         let (lent, counted) = Counted::new(len, registered, ledger);
         (lent.saturating_add(len) <= limit).then_some(LendableBytes { bytes, key, counted })
     }

@@ -51,8 +51,9 @@ impl Pool {
     /// rest of the process. The margin is half of these bytes, at most 256 KiB. Only memory that
     /// the process has already pinned counts, so a second pool of the process does not know how
     /// much the first pool will pin later. If the limit later leaves less, connections wait for
-    /// landing memory, as in a smaller pool. They wait only if this pool has some landing memory,
-    /// or if other pools of the process are returning memory. Other requests fail with
+    /// landing memory, as in a smaller pool. They wait only while this pool has some landing
+    /// memory, or while other pools of the process hold memory that they may return. They wait for
+    /// other pools for at most two seconds after the last return. Other requests fail with
     /// [`PoolError::Register`].
     ///
     /// # Errors
@@ -66,7 +67,8 @@ impl Pool {
                     |error| crate::throttled!(warn, %error, "RLIMIT_MEMLOCK cannot be read; no limit is assumed"),
                 )
                 .ok()
-                // Pools that have ended, and the application, are about to unpin these bytes.
+                // Landing threads and the thread that frees application memory are about to unpin
+                // these bytes.
                 .map(|limits| {
                     let soon = (unpinning() + freeing::bytes()) as u64;
                     Memlock { pinned: limits.pinned.saturating_sub(soon), ..limits }
@@ -184,9 +186,9 @@ impl Pool {
     /// nothing. The arena stays registered until its pool no longer needs it. Does nothing for
     /// pools of shared memory, whose links send from any memory.
     ///
-    /// Such a registration counts against RLIMIT_MEMLOCK once more. An arena is not registered
-    /// unless the limit leaves room for all memory that both pools may still use. After a refusal,
-    /// ten seconds pass before the next attempt.
+    /// Such a registration counts against RLIMIT_MEMLOCK, in addition to the arena's first
+    /// registration. An arena is not registered unless the limit leaves room for all memory that
+    /// both pools may still use. After a refusal, ten seconds pass before the next attempt.
     pub fn share_send_memory(&self, other: &Pool) {
         let pools = [self, other].map(|pool| &pool.0);
         if !pools.iter().any(|pool| pool.ledger.registrar.wants_file()) {
@@ -197,9 +199,9 @@ impl Pool {
 
     /// Returns the bytes with the key and the address at which a peer on this host can read them.
     /// Returns `None` unless the bytes lie in memory of this handle that [is for a
-    /// peer](Self::for_peer), or in memory that was [registered for
-    /// lending](Self::register_lendable). Also returns `None` if peers have already been lent the
-    /// maximum: see [`LendableBytes`].
+    /// peer](Self::for_peer), in memory that was [registered for lending](Self::register_lendable),
+    /// or in memory that [a peer has lent](Self::register_lent). Also returns `None` if peers have
+    /// already been lent the maximum: see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
@@ -210,7 +212,7 @@ impl Pool {
     /// The last holder deregisters the memory and drops it, on a dedicated thread if the device is
     /// slow.
     ///
-    /// The device only reads the memory, which need not be page-aligned. Blocks while the pages are
+    /// The device only reads the memory, which need not be page-aligned. Blocks until the pages are
     /// pinned.
     ///
     /// # Errors

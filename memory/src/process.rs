@@ -58,7 +58,7 @@ mod generation {
         word()
     }
 
-    /// Maps a page that is zeroed in children. Any address space has room for a single page.
+    /// Maps a page that the kernel zeroes in children. Returns `None` if the kernel cannot do this.
     fn map(len: usize) -> Option<*mut AtomicU32> {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

@@ -14,7 +14,7 @@ pub enum Access {
     LocalRead,
     /// The device may read and write the memory for work requests of this side.
     Local,
-    /// Like [`Access::Local`], and peers that have the rkey may also write to it.
+    /// Like [`Access::Local`], and peers that have the rkey may also write to the memory.
     RemoteWrite,
     /// Like [`Access::RemoteWrite`], but for the peers of several connections, one after the other.
     /// The pool requests this access only if the registrar [wants a file](Registrar::wants_file).

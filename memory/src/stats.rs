@@ -54,7 +54,7 @@ pub struct PoolStats {
     pub control: usize,
     /// Landing memory that peers may write to.
     pub granted: usize,
-    /// Landing memory that has been written and is not free again.
+    /// Landing memory that peers have filled and that is not free again yet.
     pub filled: usize,
     /// The part of `filled` that the application [holds](crate::Landed::hold).
     pub held: usize,
@@ -71,8 +71,8 @@ pub struct PoolStats {
     pub registrations: u64,
     /// The number of requests for send memory that had to wait.
     pub waits: u64,
-    /// The size classes of send memory. Requests above the largest have dedicated arenas, which are
-    /// not included.
+    /// The size classes of send memory. Requests above the largest class have dedicated arenas,
+    /// which are not included.
     pub classes: Vec<ClassStats>,
 }
 

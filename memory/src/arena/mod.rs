@@ -14,7 +14,8 @@
 //! Lendable memory lies only in arenas for one peer ([`Arenas::for_peer`]), because a peer maps
 //! whole arenas. All arenas share the budget and the queue of waiters.
 //!
-//! The free lists are lock-free. A lock is taken only to make or remove an arena.
+//! The free lists of the size classes are lock-free. Locks protect only the idle dedicated arenas,
+//! the queue of waiters, and the making and removal of arenas.
 
 mod peers;
 #[cfg(test)]
@@ -51,8 +52,8 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 /// One registered mapping and its slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// The arena's registration with a ring, after the first attempt. The registration is dropped
-    /// before the memory.
+    /// The arena's registration with an io_uring ring. The first attempt sets this field, to `None`
+    /// if the attempt fails. The registration is dropped before the memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
     /// Registrations with the devices of other pools. They are also dropped before the memory.
@@ -64,7 +65,8 @@ pub(crate) struct Arena {
     in_use: AtomicUsize,
 }
 
-/// A free slot.
+/// The handle of a slot. It lies in a free list while the slot is free, and otherwise in the slot's
+/// [`SlotRef`].
 #[derive(Debug)]
 struct ArenaSlot {
     arena: Arc<Arena>,
@@ -79,11 +81,11 @@ struct Class {
     in_use: AtomicUsize,
 }
 
-/// The owner of arenas that are for one peer and may be lent to it.
+/// The one peer that a set of arenas serves, and to which these arenas may be lent.
 #[derive(Debug)]
 struct Peer {
     id: NonZeroU32,
-    /// The pool's common arenas, which belong to no peer and hold the waiters.
+    /// The pool's common arenas, which serve no particular peer and hold the queue of waiters.
     common: Arc<Arenas>,
 }
 
@@ -92,7 +94,7 @@ struct Peer {
 pub(crate) struct Arenas {
     usage: Use,
     budget: usize,
-    /// The size of a page in bytes. Arenas are whole pages.
+    /// The size of a page in bytes. An arena consists of whole pages.
     page: usize,
     classes: Vec<Class>,
     /// The arenas of all size classes. The lock also serializes growth.
@@ -111,7 +113,7 @@ pub(crate) struct Arenas {
     next_peer: AtomicU32,
     /// The total size of the arenas for peers, in bytes.
     for_peers: AtomicUsize,
-    /// The peer that owns these arenas, if any.
+    /// The peer that these arenas serve, if any.
     peer: Option<Peer>,
     /// This field is the last, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
@@ -143,7 +145,7 @@ pub(crate) struct SlotRef {
 
 // SAFETY: a slot is plain memory, and owned by this value alone (R8).
 unsafe impl Send for SlotRef {}
-// SAFETY: as above; nothing is reachable through &SlotRef but the address.
+// SAFETY: `&SlotRef` gives no access to the memory, only its address (R8).
 unsafe impl Sync for SlotRef {}
 
 impl Arenas {
@@ -157,11 +159,11 @@ impl Arenas {
         Arenas::with_page(usage, budget, ledger, page())
     }
 
-    /// Creates an empty set, whose mappings are whole pages of `page` bytes.
+    /// Creates an empty set of arenas, which consist of whole pages of `page` bytes.
     fn with_page(usage: Use, budget: usize, ledger: Arc<Ledger>, page: usize) -> Self {
         let (slots, arena_bytes) = match usage {
             Use::Control => control_classes(page),
-            // The classes of which at least two slots fit into the budget.
+            // Use the size classes of which at least two slots fit into the budget.
             _ => (
                 CLASSES.into_iter().filter(|slot| *slot <= budget / 2).collect(),
                 (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
@@ -285,9 +287,9 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have grown the class before this thread got the lock. Or another
-        // thread may have held the lock to remove an arena, and may have put free slots back that
-        // were missing from the free list.
+        // A slot may have become free since the first look: another thread has grown the class, or
+        // a thread that removes an arena has put back the free slots that it had taken out of the
+        // list.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -329,7 +331,7 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
-        // An arena has whole slots and whole pages. Both sizes are powers of two.
+        // An arena consists of whole slots and of whole pages. Both sizes are powers of two.
         let unit = slot.max(self.page);
         let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
         let arena = match self.map_arena(arenas, bytes, slot, seen) {
@@ -381,11 +383,11 @@ impl Arenas {
         Some(idle.arenas.swap_remove(at).0)
     }
 
-    /// Removes the dedicated arenas that have been idle since the last trim, at most once in a
-    /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle arenas.
+    /// Removes the dedicated arenas that have been idle since before the last trim, at most once in
+    /// a [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle arenas.
     pub(crate) fn trim(&self, now: Option<Instant>) {
-        // Hold the lock, so that no other thread sees the idle arenas removed before their bytes
-        // are returned.
+        // Hold the lock, so that no other thread finds the idle arenas gone before their bytes are
+        // back in the budget.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

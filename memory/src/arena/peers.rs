@@ -37,7 +37,7 @@ impl Arenas {
         arenas
     }
 
-    /// The peer that owns these arenas, or `None` for the common arenas.
+    /// The peer that these arenas serve, or `None` for the common arenas.
     pub(crate) fn peer(&self) -> Option<NonZeroU32> {
         self.peer.as_ref().map(|peer| peer.id)
     }
@@ -47,7 +47,7 @@ impl Arenas {
         self.peer.as_ref().map_or(self, |peer| &peer.common)
     }
 
-    /// All other arenas that share this budget.
+    /// Returns the pool's other sets of arenas, which share this budget.
     pub(super) fn others(&self) -> Vec<Arc<Arenas>> {
         let common = self.peer.as_ref().map(|peer| &peer.common);
         let peers = &common.map_or(self, |common| common).peers;

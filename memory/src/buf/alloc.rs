@@ -87,8 +87,8 @@ impl Drop for Alloc {
             && !self.arenas.is_inherited()
         {
             // Drop a slot that was held for this waiter, outside the lock. The drop serves the next
-            // waiter. If no slot was held, this waiter may have blocked a later waiter that needs
-            // less memory.
+            // waiter. If no slot was held, serve the queue nevertheless, because this waiter may
+            // have blocked a later waiter that needs less memory.
             drop(self.arenas.waiters().leave(id));
             self.arenas.memory_freed();
         }

@@ -243,7 +243,7 @@ unsafe impl BufMut for PinnedBuf {
         let len = src.len();
         assert!(len <= self.remaining_mut(), "{len} bytes into {} left", self.remaining_mut());
         // SAFETY: the rest of the slot has room, as checked above, and this value owns it (R8), so
-        // that nothing borrowed overlaps it.
+        // no borrowed bytes overlap it.
         unsafe {
             copy(src.as_ptr(), self.chunk_mut().as_mut_ptr(), len);
             self.advance_mut(len);
@@ -286,8 +286,9 @@ impl PinnedBytes {
         self.bytes.as_ptr().addr() as u64
     }
 
-    /// The address of the first byte in work requests, with the [local key](PinnedBytes::lkey). For
-    /// landed bytes this address differs from [`addr`](PinnedBytes::addr).
+    /// The address by which work requests refer to the first byte, with the [local
+    /// key](PinnedBytes::lkey). For landed bytes this address differs from
+    /// [`addr`](PinnedBytes::addr).
     pub fn iova(&self) -> u64 {
         self.iova
     }

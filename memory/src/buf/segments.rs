@@ -17,8 +17,8 @@ pub struct Segment {
     pub is_buf: bool,
 }
 
-/// A [`BufMut`] that copies short values to one buffer, and collects long values as segments.
-/// `Bytes` become segments without being copied.
+/// A [`BufMut`] that copies short values to one buffer, and collects long values as segments. Long
+/// `Bytes` become segments without a copy.
 ///
 /// ```
 /// use bytes::{BufMut, Bytes, BytesMut};

@@ -101,7 +101,7 @@ impl Drop for Fixed {
         }
         let none = libc::iovec { iov_base: null_mut(), iov_len: 0 };
         let submitter = self.buffers.ring.submitter();
-        // SAFETY: an empty buffer takes the place of this one; the kernel reads no memory of it.
+        // SAFETY: an empty buffer replaces this one, and the kernel accesses no memory through it.
         match unsafe { submitter.register_buffers_update(self.number.into(), &[none], None) } {
             Ok(()) => self.buffers.free().push(self.number),
             // The index is not used again, and the pages stay pinned until the ring is closed.

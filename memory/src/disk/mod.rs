@@ -1,6 +1,6 @@
 //! Transfers between files and pool memory through io_uring(7), with O_DIRECT if the file was
-//! opened with it. The disk then accesses the same memory as the RDMA device, without a copy by the
-//! processor.
+//! opened with it. With O_DIRECT the disk accesses the same memory as the RDMA device, without a
+//! copy by the processor.
 //!
 //! | state of a piece of work | its memory belongs to | becomes |
 //! |---|---|---|

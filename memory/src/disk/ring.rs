@@ -69,7 +69,8 @@ struct WorkQueue {
 
 struct Work {
     entry: squeue::Entry,
-    /// Keeps the descriptor open, and in use for this file, until the kernel is done with the work.
+    /// Keeps the file open until the kernel is done with the work, so that the descriptor's number
+    /// is not reused for another file.
     _file: Arc<File>,
     /// Holds the memory until the kernel is done, and then returns the memory to its owner.
     done: Box<dyn FnOnce(io::Result<usize>) + Send>,
@@ -77,13 +78,15 @@ struct Work {
 }
 
 impl Ring {
-    /// Makes a ring with at most `entries` reads and writes in flight. `entries` is 1 to 4096, and
-    /// the kernel rounds it up to a power of two. Further reads and writes wait.
+    /// Makes a ring with at most `entries` reads and writes in flight. `entries` is limited to the
+    /// range from 1 to 4096, and the kernel rounds it up to a power of two. Further reads and
+    /// writes wait.
     ///
     /// # Errors
     /// The kernel's error: ENOSYS without io_uring, or EPERM where seccomp or
-    /// `kernel.io_uring_disabled` forbid it. `Unsupported` before Linux 5.6, which lacks these
-    /// reads and writes. If the thread cannot be created, the error of creating it.
+    /// `kernel.io_uring_disabled` forbid it. EINVAL before Linux 5.6, which cannot list its
+    /// operations. `Unsupported` if the kernel lacks these reads and writes. If the thread cannot
+    /// be created, the error of creating it.
     pub fn new(entries: u32) -> io::Result<Ring> {
         let ring = IoUring::new(entries.clamp(1, 4096))?;
         let mut probe = Probe::new();
@@ -106,8 +109,8 @@ impl Ring {
     /// O_DIRECT the offset, the length of the filled part and the capacity of the buffer must be
     /// multiples of the disk's block size.
     ///
-    /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
-    /// RLIMIT_MEMLOCK has room for the arena.
+    /// The first read into an arena also registers the whole arena with the ring, if RLIMIT_MEMLOCK
+    /// has room for it and for all memory that the pool may still pin.
     pub fn read(&self, file: &Arc<File>, offset: u64, mut buf: PinnedBuf) -> Transfer<PinnedBuf> {
         let shared = &self.0.0;
         let number = buf.fixed(&shared.fixed);
@@ -123,7 +126,7 @@ impl Ring {
         transfer
     }
 
-    /// Writes `bytes` at `offset` of a file. May write fewer bytes, from the first on. With
+    /// Writes `bytes` at `offset` of a file. May write only the first part of `bytes`. With
     /// O_DIRECT the offset, the length, and the address of the bytes must be multiples of the
     /// disk's block size.
     pub fn write(&self, file: &Arc<File>, offset: u64, bytes: Bytes) -> Transfer<Bytes> {

@@ -16,7 +16,7 @@ use crate::buf::PinnedBuf;
 pub struct Ring(Infallible);
 
 impl Ring {
-    /// Fails.
+    /// Always fails.
     ///
     /// # Errors
     /// `Unsupported`.
@@ -24,17 +24,17 @@ impl Ring {
         Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux only"))
     }
 
-    /// See [`new`](Self::new).
+    /// Cannot be called, because the type has no values.
     pub fn read(&self, _: &Arc<File>, _offset: u64, _: PinnedBuf) -> Transfer<PinnedBuf> {
         match self.0 {}
     }
 
-    /// See [`new`](Self::new).
+    /// Cannot be called, because the type has no values.
     pub fn write(&self, _: &Arc<File>, _offset: u64, _: Bytes) -> Transfer<Bytes> {
         match self.0 {}
     }
 
-    /// See [`new`](Self::new).
+    /// Cannot be called, because the type has no values.
     pub fn in_flight(&self) -> usize {
         match self.0 {}
     }

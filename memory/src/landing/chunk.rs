@@ -43,7 +43,7 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Takes up to `max` bytes of the budget in multiples of `unit`, which is a multiple of the
-    /// page size. Returns `None` if the budget has fewer than `min` bytes.
+    /// page size. Returns `None` if the budget has fewer than `min` bytes left.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
         waiter: &Arc<LandingWaiter>,
@@ -81,7 +81,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct LeasedRegion {
     region: Region,
-    /// `Some` while the memory waits for the landing thread.
+    /// `Some` while the region waits for the landing thread to free it.
     freeing: Option<Freeing>,
     lease: Lease,
 }

@@ -40,7 +40,7 @@ impl ChunkBitmap {
         })
     }
 
-    /// Returns the first granule from `at` on that is taken, or that is free if `taken` is false.
+    /// Returns the first taken granule from `at` on, or the first free granule if `taken` is false.
     /// Returns `len` if there is no such granule.
     fn next(&self, mut at: usize, taken: bool) -> usize {
         while at < self.len {
@@ -95,7 +95,7 @@ impl ChunkBitmap {
 
     /// Takes granules unless the first of them is taken, and returns whether it took them. Several
     /// threads may try to take the same run at the same time, but no thread may take a run that
-    /// overlaps another run in part.
+    /// partly overlaps another run.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };

@@ -69,7 +69,7 @@ impl Origin {
         }
         chunk.uncount(bytes);
         // If only `try_take` failed, another part of the same piece has been handed on at the same
-        // time.
+        // time, and the piece is already counted.
         may
     }
 }

@@ -19,8 +19,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::held::Origin;
 use crate::copy::copy;
 
-/// The size of the first window, and of the first window after a field that was lent or skipped.
-/// This size is enough for tags, lengths and short fields.
+/// The size in bytes of the first window, and of the first window after a field that was lent or
+/// skipped. This size is enough for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
 /// The length of the longest window in bytes. Windows double in length while a message is read
 /// without a gap.
@@ -39,7 +39,8 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's contract. The compiler does not see what another process or a device
     // writes in the meantime; nothing is concluded from `src` (R4).
     unsafe { copy(src, dst, len) };
-    // The compiler must assume that `src` has changed, and not read it again instead of the copy.
+    // The fence makes the compiler assume that `src` has changed, so it cannot read `src` again
+    // instead of the copy.
     compiler_fence(Ordering::SeqCst);
 }
 
@@ -82,10 +83,10 @@ impl Landed {
     /// [copy](Self::to_private), and the piece should be dropped.
     ///
     /// The application may hold three quarters of the bytes that its connection may lease now, and
-    /// three quarters of the pool's landing budget. A connection's only piece may be longer. The
-    /// application may not hold a piece if the connection would then have no room for the next
-    /// piece, or if the pool would have no room for another connection. Bytes outside landing
-    /// memory may always be held.
+    /// three quarters of the pool's landing budget. The first bound does not apply to the only
+    /// piece that a connection's application holds. The application may not hold a piece if the
+    /// connection would then have no room for the next piece, or if the pool would have no room for
+    /// another connection. Bytes outside landing memory may always be held.
     pub fn hold(&self) -> bool {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
@@ -243,12 +244,12 @@ impl fmt::Debug for Window {
     }
 }
 
-/// A [`Buf`] for parsers. [`chunk`](Buf::chunk) shows private copies, and each byte is copied at
-/// most once. [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory in which the bytes landed, and
-/// [`advance`](Buf::advance) beyond the window skips bytes without copying them.
+/// A [`Buf`] for parsers. [`chunk`](Buf::chunk) shows private copies, and each byte is copied to a
+/// window at most once. [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory in which the bytes
+/// landed, and [`advance`](Buf::advance) beyond the window skips bytes without copying them.
 ///
-/// A window is copied when the previous window is used up, so the bytes after a field of type
-/// `bytes` are not copied before that field has been passed.
+/// A window is filled only when the previous window is used up, so the bytes after a long field of
+/// type `bytes` are copied only after that field has been passed.
 ///
 /// In a message [of several parts](Landed::reader_of), no window spans two parts.
 #[derive(Debug)]
@@ -261,7 +262,7 @@ pub struct LandedReader<'a> {
     /// are left.
     filled: usize,
     window: &'a mut Window,
-    /// The parts after `memory`, and the number of their bytes.
+    /// The parts after `memory`. `rest_len` is the total number of their bytes.
     rest: std::vec::IntoIter<Landed>,
     rest_len: usize,
 }

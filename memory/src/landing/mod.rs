@@ -35,10 +35,10 @@ use crate::landing::making::{AllocKind, AllocRequest, Failed, Making};
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;
 
-/// The maximum number of retries after another pool of the process has pinned the bytes that the
-/// limit had left.
+/// The maximum number of retries after another pool of the process has pinned the bytes that
+/// RLIMIT_MEMLOCK had left.
 const MAX_RETRIES: usize = 3;
-/// Maximum bytes of a chunk, unless a single piece is longer.
+/// The maximum size of a chunk in bytes, unless a single piece is longer.
 const MAX_CHUNK: usize = 4 << 20;
 
 /// One connection's allocator of landing memory.
@@ -54,12 +54,12 @@ pub struct Landing {
     chunks: Vec<Arc<Chunk>>,
     /// True while some of `chunks` are being reclaimed.
     has_reclaimed: bool,
-    /// True if chunks were selected since the last call of
+    /// True if chunks were selected to be reclaimed since the last call of
     /// [`enforce_share`](Landing::enforce_share).
     has_unreported: bool,
     /// True if the connection claims memory beyond its share.
     starves: bool,
-    /// True if a waker is set that can report a chunk as made.
+    /// True once a waker is set, so that the landing thread can report that it has made a chunk.
     has_waker: bool,
     /// The chunk that the landing thread makes.
     making: Option<Making>,
@@ -68,7 +68,7 @@ pub struct Landing {
     /// The number of attempts since the last success that failed because another pool has pinned
     /// memory.
     retries: usize,
-    /// The claim that other connections have been woken for. `No` if no such claim lasts.
+    /// The claim that other connections have been woken for. `No` if there is no such claim now.
     announced: Waiting,
     /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread is still
     /// making or freeing a chunk.
@@ -123,7 +123,8 @@ impl Landing {
         let min = min.div_ceil(GRANULE).max(1);
         self.collect();
         if self.has_reclaimed {
-            // Select the chunks again, because other connections may no longer claim memory.
+            // Select the chunks to reclaim again, because other connections may no longer claim
+            // memory.
             self.select();
         }
         let whole = self.take_whole(want);
@@ -439,7 +440,8 @@ impl Landing {
             Some(longest) if longest >= needed => room.min(longest),
             _ => room,
         };
-        // A reader that holds a piece of a chunk keeps the whole chunk from other connections.
+        // Limit the length, because a reader that holds one piece keeps the whole chunk from other
+        // connections.
         let longest = MAX_CHUNK.min(self.ledger.sizes.landing / 8);
         let usual = self.ledger.sizes.chunk.max(leased.min(longest));
         let usual = usual.min(self.share().saturating_sub(leased)).min(room);

@@ -124,8 +124,8 @@ impl LandingBuf {
 
     /// Turns the piece into landed bytes, after the peer has written `len` bytes from the offset
     /// `begin` on and has sent DONE. A range beyond the capacity is truncated. Granules after the
-    /// range return to the pool at once. All other granules return when the last part of the
-    /// result, and the last `Bytes` lent from it, is dropped.
+    /// range become free at once. All other granules become free when the last part of the result,
+    /// and the last `Bytes` lent from it, is dropped.
     pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let begin = begin.min(piece.bytes());

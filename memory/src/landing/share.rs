@@ -8,11 +8,11 @@
 //! more than its share, and selects chunks beyond its share to be reclaimed. A connection never
 //! returns memory within its share, unless another connection starves. So as long as the same
 //! connections are active, they keep their chunks and register no further chunks. A connection
-//! stays active until it is idle for a while and returns its last chunk.
+//! stays active until it has been idle for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
-//! | usable | the start | being reclaimed: another connection claims memory, this one has more than its share, and this chunk exceeds it |
+//! | usable | the start | being reclaimed: another connection claims memory, this one has more than its share, and this chunk lies beyond the share |
 //! | usable | | being reclaimed: another connection starves, and this chunk is the emptiest |
 //! | being reclaimed | | usable: the connection is within its share, or no longer limited to it |
 //! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::return_reclaimed`]) |
@@ -20,7 +20,8 @@
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
 //! [holds](crate::Landed::hold) become free only when it drops them. So a chunk with such a piece
-//! is not selected, and a connection that has only such chunks keeps one of them usable.
+//! is not selected. A chunk that was selected before the application held a piece of it becomes
+//! usable again if the connection has no usable chunk and no granted piece.
 //!
 //! The shares together may exceed the memory: readers hold memory that a connection leased when its
 //! share was larger, or there are too many connections for the smallest share. A connection that
@@ -88,8 +89,8 @@ impl Landing {
         }
     }
 
-    /// Selects the chunks to reclaim. Notes newly selected chunks until
-    /// [`enforce_share`](Landing::enforce_share) reports them.
+    /// Selects the chunks to reclaim. Remembers that chunks were newly selected, until
+    /// [`enforce_share`](Landing::enforce_share) reports this.
     pub(super) fn select(&mut self) {
         let leased = self.leased();
         let scarce = self.ledger.landing_free_soon() < MIN_SHARE;

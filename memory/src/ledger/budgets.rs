@@ -30,13 +30,13 @@ impl Budgets {
     }
 
     /// Takes `len` bytes of a budget. Returns false and takes nothing if the budget has fewer than
-    /// `len` bytes.
+    /// `len` bytes left.
     pub(crate) fn take(&self, usage: Use, len: usize, budget: usize) -> bool {
         self.take_some(usage, len, len, 1, budget).is_some()
     }
 
     /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns the number of
-    /// bytes. Returns `None` if the budget has fewer than `min` bytes.
+    /// bytes. Returns `None` if the budget has fewer than `min` bytes left.
     pub(crate) fn take_some(
         &self,
         usage: Use,

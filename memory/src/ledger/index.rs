@@ -101,7 +101,8 @@ impl Index {
         Some(matches!(entry.memory, IndexedMemory::Own(_)))
     }
 
-    /// Returns the registrations with further devices of the pool memory that contains the range.
+    /// Returns the registrations with further devices that the region around the range has, if the
+    /// region is pool memory.
     pub(crate) fn further(&self, start: usize, len: usize) -> Option<KeepAlive> {
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match &containing(&entries, start, len)?.memory {

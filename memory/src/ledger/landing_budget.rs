@@ -1,4 +1,4 @@
-//! A pool's landing budget, which shrinks while RLIMIT_MEMLOCK leaves fewer bytes.
+//! A pool's landing budget, which is lowered while RLIMIT_MEMLOCK leaves fewer bytes.
 //!
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
 //! process, or the limit is lowered, a pool may find that it cannot pin more. The pool then works
@@ -20,8 +20,8 @@
 //! [`OthersWait`] limits how long a pool without landing memory waits for other pools to return
 //! memory.
 //!
-//! Other pools may keep their memory for ever. So after a while a message is refused, as if no
-//! other pool held memory.
+//! Other pools may keep their memory for ever. So when the wait is over, a request for landing
+//! memory fails, as if no other pool held memory.
 //!
 //! | the wait | on | next |
 //! |---|---|---|

@@ -108,7 +108,7 @@ impl Ledger {
         !self.process.is_current()
     }
 
-    /// The waiters of all connections that have landing memory or need some.
+    /// The waiters of all connections that have an allocator of landing memory.
     pub(crate) fn landing_waiters(&self) -> &LandingWaiters {
         &self.landing.waiters
     }
@@ -159,7 +159,7 @@ impl Ledger {
     }
 
     /// The bytes that the process may still pin under RLIMIT_MEMLOCK, and the limit. `None` means
-    /// that no limit applies.
+    /// that no limit applies, or that the limit cannot be read.
     pub(crate) fn memlock_left(&self) -> Option<(u64, Memlock)> {
         if !self.registrar.pins() {
             return None;
@@ -169,7 +169,7 @@ impl Ledger {
     }
 
     /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
-    /// means that no limit applies.
+    /// means that no limit applies, or that the limit cannot be read.
     pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
         let (available, memlock) = self.memlock_left()?;
         let control = self.sizes.control.saturating_sub(self.budgets.used(Use::Control));

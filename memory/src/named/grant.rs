@@ -37,7 +37,7 @@ struct LeasedRegistration {
     granting: Granting,
 }
 
-/// Marks a part of the buffer as granted.
+/// While this value is alive, a part of the buffer counts as granted.
 struct Granting(NamedLease);
 
 impl Drop for Granting {
@@ -79,7 +79,8 @@ impl NamedGrant {
                 let pinned = Arc::new(pinned);
                 let earlier = buffer.state().kept.replace(pinned.clone());
                 if let Some(earlier) = earlier {
-                    // The lease waits for the end of the earlier registration.
+                    // This clone of the lease is dropped only after the earlier registration has
+                    // ended.
                     earlier.end_before(granting.0.clone());
                 }
                 GrantRegistration::Kept { pinned, granting }
@@ -153,7 +154,8 @@ impl Drop for GrantRegistration {
         if let GrantRegistration::Once(held) = self
             && let Some(LeasedRegistration { pinned, granting }) = held.take()
         {
-            // Do not deregister here, because unpinning takes time and the connection is locked.
+            // If the device is slow, another thread deregisters the memory, because unpinning takes
+            // time and the connection is locked.
             pinned.end_before(granting);
         }
     }
@@ -196,9 +198,11 @@ impl Landing {
     /// [kept](super::NamedBuffer::keep_registered) the registration of an earlier grant by this
     /// pool.
     ///
-    /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the
-    /// memory that the pool may use. The result has [`RegionError::Overlap`] if another part of the
-    /// buffer is granted, and [`RegionError::Register`] if the device or the kernel refuses.
+    /// The registration fails with [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough
+    /// beyond the memory that the pool may use. It fails with [`RegionError::Overlap`] if another
+    /// part of the buffer is granted, or if the range is empty, does not begin directly after the
+    /// filled bytes, or exceeds the buffer. It fails with [`RegionError::Register`] if the device
+    /// or the kernel refuses.
     pub fn register_named(&self, lease: NamedLease, range: Range<usize>) -> NamedRegistration {
         let slot = Arc::<Slot>::default();
         let (ledger, waiter) = (self.ledger().clone(), self.waiter().clone());

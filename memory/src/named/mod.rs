@@ -12,7 +12,7 @@
 //! | it is | on | next |
 //! |---|---|---|
 //! | idle | [`NamedBuffer::claim`] | claimed |
-//! | claimed | [`NamedLease::grant`] | granted: a peer may write to it |
+//! | claimed | [`Landing::register_named`](crate::Landing::register_named) | granted: a peer may write to it |
 //! | granted | [`NamedGrant::filled`], after DONE | claimed; the bytes are viewed |
 //! | granted | drop of the grant, after ABORT or when the queue pair is destroyed (R9) | claimed |
 //! | claimed | drop of the last clone of the lease, of which the registration holds one | idle: the owner is woken |

@@ -78,7 +78,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.registration = None;
         self.ledger.counters.application.fetch_sub(self.len, Relaxed);
-        // Connections may wait until the process can pin memory again.
+        // Wake the pools that wait until the process may pin more memory.
         self.ledger.deregistered();
     }
 }

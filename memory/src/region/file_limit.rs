@@ -34,7 +34,7 @@ pub(crate) fn longest_file() -> Option<usize> {
 /// Checks that this process may make a file of `len` bytes.
 ///
 /// # Errors
-/// `FileTooLarge`, with the limit and its cure.
+/// `FileTooLarge`, with the limit and how to raise it.
 pub(super) fn check(len: usize) -> io::Result<()> {
     match longest_file() {
         Some(limit) if limit < len => Err(too_long(len, limit)),
@@ -50,7 +50,7 @@ fn too_long(len: usize, limit: usize) -> io::Error {
 /// fails.
 ///
 /// # Errors
-/// `FileTooLarge`, with the limit and its cure. Otherwise the errors of the call.
+/// `FileTooLarge`, with the limit and how to raise it. Otherwise the errors of the call.
 pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     let blocked = Blocked::new()?;
     let grown = retry(call);

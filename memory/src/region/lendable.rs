@@ -57,9 +57,9 @@ impl LandableBuf {
 impl Deref for LandableBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` bytes and more, and in this process is this value's alone
-        // (R8). A peer that was granted the memory, and breaks the protocol, spoils only what it
-        // may write.
+        // SAFETY: the mapping has at least `len` bytes, and in this process only this value
+        // accesses it (R8). A peer that was granted the memory, and breaks the protocol, spoils
+        // only bytes that it may write.
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
     }
 }
@@ -116,7 +116,7 @@ impl LendableBuf {
 impl Deref for LendableBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` bytes and more, and is this value's alone (R8).
+        // SAFETY: the mapping has at least `len` bytes, and only this value accesses it (R8).
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
     }
 }
@@ -162,7 +162,7 @@ impl LendableMemory {
         Ok(LendableMemory { mapping, len, file })
     }
 
-    /// All of the memory.
+    /// Returns all of the memory.
     pub fn bytes(this: Arc<Self>) -> Bytes {
         Bytes::from_owner(LendableOwner(this))
     }
@@ -180,7 +180,7 @@ impl LendableMemory {
 
 impl AsRef<[u8]> for LendableMemory {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` bytes and more. Nobody writes to it: the file is sealed
+        // SAFETY: the mapping has at least `len` bytes. Nobody writes to it: the file is sealed
         // against writing, and `freeze` consumed the value that had a writable mapping (R8).
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
     }

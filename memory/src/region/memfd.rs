@@ -2,14 +2,14 @@
 //! grow.
 //!
 //! A process that maps a file receives SIGBUS when it accesses a part that another process has
-//! truncated. So a process may map a peer's file only if its seals guarantee that it cannot be
-//! truncated (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases to exist
-//! with its last descriptor and mapping.
+//! truncated. So a process may map a peer's file only if the file's seals guarantee that nobody can
+//! truncate the file (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases
+//! to exist with its last descriptor and mapping.
 //!
 //! Pages are allocated in pieces. On some kernels any signal ends fallocate(2), which then gives
-//! back its pages, so a single call for all pages would never succeed under a profiler's signals. A
-//! piece that a signal has interrupted is halved, down to a single page, which is allocated at
-//! once.
+//! back its pages, so a single call for all pages would never succeed under a profiler's signals.
+//! After each interruption the pieces are half as long, down to a single page, which is allocated
+//! in one step.
 
 use std::ffi::CStr;
 use std::io;
@@ -20,7 +20,7 @@ use super::page::{HUGE_PAGE, page};
 use crate::process::PerProcess;
 
 /// Creates a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further.
-/// `name` appears in /proc/PID/maps only.
+/// `name` is only shown to users, for example in /proc/PID/maps.
 ///
 /// # Errors
 /// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of
@@ -35,8 +35,8 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Checks that this process may create a memory file of `len` bytes. After one success, only the
-/// limit on lengths is checked again.
+/// Checks that this process may create a memory file of `len` bytes. After the first success, later
+/// calls check only RLIMIT_FSIZE.
 ///
 /// # Errors
 /// `FileTooLarge` if RLIMIT_FSIZE does not allow that length. Otherwise the errors of

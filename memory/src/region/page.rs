@@ -22,7 +22,7 @@ pub enum HugePages {
 }
 
 /// The size of a page in bytes: 4 KiB, or 64 KiB on some arm64 and ppc64 kernels. Mappings, and
-/// therefore budgets, are whole pages.
+/// therefore budgets, consist of whole pages.
 pub(crate) fn page() -> usize {
     static PAGE: AtomicUsize = AtomicUsize::new(0);
     match PAGE.load(Relaxed) {
@@ -42,7 +42,7 @@ fn of_system() -> libc::c_long {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }
 }
 
-/// The granularity of addresses on Windows.
+/// Returns the granularity of mapping addresses on Windows.
 #[cfg(not(unix))]
 fn of_system() -> libc::c_long {
     64 << 10

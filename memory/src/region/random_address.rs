@@ -2,8 +2,8 @@
 //!
 //! All queue pairs of a device share one protection domain, so a device accepts the rkey of a chunk
 //! from every connected peer. A peer that knows the key of another connection's chunk lacks only
-//! its address. A WRITE to a wrong address ends the peer's connection, and a new connection needs a
-//! new ticket. So a peer has one guess per ticket.
+//! the chunk's address. A WRITE to a wrong address ends the peer's connection, and a new connection
+//! needs a new ticket. So a peer has one guess per ticket.
 //!
 //! | the device | peers use | which is random in | bits | a guess at a chunk of 2^k bytes succeeds once in |
 //! |---|---|---|---|---|

@@ -8,8 +8,8 @@
 //! | beyond its end, in any other range | the previous handler runs, or the process ends |
 //!
 //! The handler is installed with the first guarded range, and never for memory without a file. Code
-//! that copies checks [`is_truncated`] afterwards. The check is one load while nothing is
-//! truncated.
+//! that copies such memory checks [`is_truncated`] afterwards. The check is one load while nothing
+//! is truncated.
 
 use std::io;
 use std::ptr::null_mut;
@@ -111,7 +111,7 @@ impl MappedRange {
     }
 
     /// The guarded range. `None` if the entry is free, and while the range changes. No code reads
-    /// from the range while it changes.
+    /// guarded memory while its entry changes.
     fn range(&self) -> Option<(usize, usize)> {
         let version = self.version.load(SeqCst);
         let range = (self.start.load(SeqCst), self.end.load(SeqCst));
@@ -220,14 +220,15 @@ extern "C" fn on_sigbus(
         ((*info).si_addr().addr(), (*info).si_code == libc::BUS_ADRERR, *libc::__errno_location())
     };
     if is_fault && mend(addr) {
-        // SAFETY: errno is this thread's; what was interrupted finds it as it was.
+        // SAFETY: errno is this thread's; the interrupted code finds errno unchanged.
         unsafe { *libc::__errno_location() = errno };
         return;
     }
     pass_on(signal, info, context);
 }
 
-/// Maps zeros at the page of a fault, if it lies in a guarded range.
+/// Maps zeros at the page of a faulting address, if the address lies in a guarded range. Returns
+/// whether zeros were mapped.
 fn mend(addr: usize) -> bool {
     let lies_in = |entry: &&MappedRange| {
         let page = PAGE.load(SeqCst);

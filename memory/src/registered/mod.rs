@@ -144,7 +144,7 @@ impl PoolRegistration {
     }
 }
 
-/// The lock is held from the check of the limit until the memory is registered, so that no two
+/// This lock is held from the check of the limit until the memory is registered, so that no two
 /// regions count on the same room.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
@@ -211,7 +211,7 @@ impl Drop for Registered {
 impl Drop for DeviceRegistration {
     fn drop(&mut self) {
         self.registration = None;
-        // Connections may wait until the process can pin memory again.
+        // Wake the pools that wait until the process may pin more memory.
         self.ledger.deregistered();
     }
 }
