@@ -1,5 +1,5 @@
 //! The control block of a connection: RECV ring, SEND slots and staging, with slots that are added
-//! and removed with the load. The crate docs describe its layout.
+//! and removed with the load. The crate docs describe the block's layout.
 //!
 //! The SEND slots of a busy connection lie in separate memory, and replace the SEND slots next to
 //! the RECV ring, so that all slots in use are one range.
@@ -247,9 +247,9 @@ impl ControlBlock {
         }
     }
 
-    /// Takes a held slot out of use if it is to be removed or left out. When the last extra slot is
-    /// removed, the memory returns to the pool, because the device no longer uses any of this
-    /// memory (R9, R10).
+    /// Takes a held slot out of use if it is to be removed or left out, and returns whether it did.
+    /// When the last extra slot is removed, the memory returns to the pool, because the device no
+    /// longer uses any of this memory (R9, R10).
     #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let Some(extra) = &mut self.extra else { return false };

@@ -1,4 +1,4 @@
-//! The errors of this crate. The errors say whose fault it is, which verb failed, and what to do.
+//! The errors of this crate. Each error says whose fault it is, which verb failed, and what to do.
 //!
 //! | error | what happened |
 //! |---|---|
@@ -113,7 +113,7 @@ pub enum FabricError {
     NoActivePort {
         /// The name of the device.
         device: String,
-        /// State of its first port.
+        /// The state of the device's first port.
         state: PortState,
     },
     /// The device has no IP address on this host.
@@ -482,7 +482,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// The two ends.
+    /// Both ends of the link.
     pub fn peer(&self) -> &PeerInfo {
         match self {
             LinkError::Completion { peer, .. }

@@ -22,7 +22,7 @@ pub struct HostSnapshot {
     addresses: Vec<LocalNetwork>,
     /// The addresses in use, with the names of their devices.
     places: Vec<(IpAddr, String)>,
-    /// RLIMIT_MEMLOCK, in bytes.
+    /// The hard limit of RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
 }
 
@@ -39,8 +39,8 @@ struct SysfsDevice {
 impl HostSnapshot {
     /// Returns the reason why a link of `device` with the local address `local` cannot reach any
     /// peer, or `None` if no reason is known. Possible reasons: no port of the device is active, no
-    /// interface has the address, its interface has no carrier, or an address [in use](Self::now)
-    /// lies on another device.
+    /// interface has the address, its interface has no carrier, or the address now lies on another
+    /// device. The last reason is known only for an address [in use](Self::now).
     ///
     /// In these cases an established link is not lost yet. Its device retransmits for a while, and
     /// the port may become active again.

@@ -36,8 +36,8 @@ pub struct Caps {
     /// Whether the source of a WRITE may be any memory ([`WriteSource::Any`]). Such memory need not
     /// be registered or staged, because the link copies while the work is queued.
     pub any_memory: bool,
-    /// Whether [`Link::poll`] reports every end of the peer's process, even if nothing is sent.
-    /// Such a link needs no [probes](Link::probe).
+    /// Whether [`Link::poll`] always reports that the peer's process has ended, even if nothing is
+    /// sent. Such a link needs no [probes](Link::probe).
     pub tells_end: bool,
     /// The maximum time for which a [probe](Link::probe) may stay unanswered. A device that detects
     /// missing acknowledgements ends the link earlier, so for such a device this limit matters only
@@ -111,7 +111,7 @@ pub enum Work {
     },
 }
 
-/// Bytes that are lent.
+/// Identifies lent bytes and their lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lent {
     /// The number of the lease, unique among the lending end's leases.
@@ -193,8 +193,8 @@ pub trait Link: Send + 'static {
     /// flight.
     fn send_room(&self) -> usize;
 
-    /// The control block with SEND slots and staging memory. The length of this memory is
-    /// [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
+    /// The part of the control block that holds SEND slots and staging memory. The length of this
+    /// part is [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
     /// docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 

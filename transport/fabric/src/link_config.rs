@@ -37,7 +37,7 @@ pub struct LinkConfig {
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
     /// four. If memory is short, a connection gets a queue of 8 requests. Default 31: at 400 Gb/s,
     /// 31 WRITEs of 64 KiB take 40 us. Soft-RoCE rounds the size of a queue up to a power of two
-    /// and leaves one place empty. On Soft-RoCE this queue takes 20 KiB of a process.
+    /// and leaves one place empty. On Soft-RoCE this queue takes 20 KiB of the process's memory.
     pub send_queue: u32,
     /// Longest payload in bytes that should travel inside the work request itself. The device may
     /// grant less, as [`Caps::max_inline`](crate::Caps::max_inline) says. Default 256.
@@ -95,9 +95,10 @@ impl Takes {
 pub const ACK_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_nanos(4096 << 8)..=Duration::from_nanos(4096 << 22);
 
-/// With this timeout, a dead path is detected within about two seconds. rdma_cm's default is 2.1 s
-/// for each try. With a much shorter time, a software device on a busy host would retransmit
-/// packets that are only late.
+/// With this timeout and [`ACK_RETRIES`], a device that waits one timeout for each try detects a
+/// dead path within about two seconds, and any device within 7.5 s. rdma_cm's default is 2.1 s for
+/// each try. With a much shorter time, a software device on a busy host would retransmit packets
+/// that are only late.
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 16);
 const ACK_RETRIES: u8 = 6;
 

@@ -86,8 +86,8 @@ impl Fabric {
     /// without devices the list is empty.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`], or the
-    /// connection manager is missing.
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`] or
+    /// [`FabricError::NoConnectionManager`].
     pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::devices();
@@ -105,8 +105,8 @@ impl Fabric {
         false
     }
 
-    /// Lists this host's IP addresses on RDMA devices, with the device's name. `only` restricts the
-    /// list to one device.
+    /// Lists this host's IP addresses on RDMA devices, each with its device's name. `only`
+    /// restricts the list to one device.
     ///
     /// # Errors
     /// The errors of [`devices`](Fabric::devices).
@@ -156,10 +156,10 @@ impl Fabric {
         }
     }
 
-    /// Opens an RDMA device by name, or the first usable device. The device must have an active
-    /// port and an IP address, and this process must be able to create a queue pair on the device.
-    /// To check this, a queue pair is created and destroyed again. Opening a device that is already
-    /// open returns the open device.
+    /// Opens the RDMA device with this name, or the first usable device if `name` is `None`. The
+    /// device must have an active port and an IP address, and this process must be able to create a
+    /// queue pair on the device. To check this, a queue pair is created and destroyed again.
+    /// Opening a device that is already open returns the open device.
     ///
     /// # Errors
     /// Each requirement that is not met has its own error.
@@ -269,8 +269,9 @@ impl Fabric {
         }
     }
 
-    /// Whether the network may lose a connect request or its answer without a retransmission for
-    /// seconds. False over shared memory, and over iWARP, whose TCP connection retransmits sooner.
+    /// Whether the network may lose a connect request or its answer, so that seconds pass before a
+    /// retransmission. False over shared memory, and over iWARP, whose TCP connection retransmits
+    /// sooner.
     pub fn loses_requests(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -362,8 +363,8 @@ impl Fabric {
     /// port, and no TCP listener may use the same port.
     ///
     /// # Errors
-    /// The address is in use, does not lie on the device, is of
-    /// [another kind](FabricError::WrongAddress), or the device failed.
+    /// The address is in use, does not lie on the device or is of [another
+    /// kind](FabricError::WrongAddress), or the device failed.
     pub fn listen(&self, addr: &Addr) -> Result<Listener, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]

@@ -4,7 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
 
-/// The leases of one link's peer whose bytes are no longer read. The peer has not been told yet.
+/// Leases that the peer of one link has granted and whose bytes are no longer read. The peer has
+/// not been told yet.
 #[derive(Debug, Default)]
 pub(crate) struct Returns(Mutex<ReturnsState>);
 

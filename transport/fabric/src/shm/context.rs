@@ -52,6 +52,7 @@ pub struct ShmStats {
     pub waits: u64,
     /// Number of times that a message arrived while this end polled.
     pub polled: u64,
-    /// The number of peer files that had to wait, because earlier files were mapped and never used.
+    /// The number of the peer's files that had to wait, because earlier files were mapped and never
+    /// used.
     pub deferred_files: u64,
 }

@@ -104,7 +104,7 @@ pub struct ShmLink {
     busy_polls: u32,
     stats: ShmStats,
     /// The reason why the link ends. The link reports this reason once all earlier messages are
-    /// taken, because a dead link posts nothing again.
+    /// taken, because a dead link posts no RECV again.
     ending: Option<Box<LinkError>>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
@@ -560,8 +560,9 @@ impl ShmLink {
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // The task is registered for the socket and for wake-ups before the flag is set, and
-            // the ring is checked afterwards, so that no message is missed in between.
+            // The task is registered for the socket and for wake-ups before this end sets its
+            // waiting flag, and the ring is checked afterwards, so that no message is missed in
+            // between.
             match self.poll_socket(cx, out) {
                 Poll::Ready(Ok(())) => continue,
                 // Messages that the peer sent before the end are still delivered.

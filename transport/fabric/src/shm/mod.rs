@@ -24,7 +24,7 @@
 //! never blocks. So waking a process that is awake costs no system call. Before an end waits, it
 //! polls for a while (`crate::busy_poll`).
 //!
-//! A connection at rest has one descriptor at either end, the socket, and all connections share two
+//! A connection at rest has one descriptor at each end, the socket, and all connections share two
 //! eventfds. Each ring of such a connection has one page. Only the sending end writes to a ring, so
 //! that end frees the other pages when they hold no messages
 //! ([`Link::shrink`](crate::Link::shrink)).

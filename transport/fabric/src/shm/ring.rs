@@ -144,7 +144,7 @@ pub(crate) struct Reader<W> {
 }
 
 impl<W: Words> Reader<W> {
-    /// `None` when the memory is too small.
+    /// Returns `None` if the shape is not sound, or the memory is too small for it.
     pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
         let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
         enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0, chunks: 0 })
@@ -304,7 +304,7 @@ pub(crate) enum Put {
 }
 
 impl<W: Words> Writer<W> {
-    /// `None` when the memory is too small.
+    /// Returns `None` if the shape is not sound, or the memory is too small for it.
     pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
         let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
         enough.then(|| Writer {
@@ -456,8 +456,8 @@ pub(crate) fn processor() -> u64 {
     // does not exist under valgrind. SAFETY: no arguments, and nothing is written to; this rests on
     // no rule.
     let processor = unsafe { libc::sched_getcpu() };
-    // If the number is unknown (-1), returns 0 as in a new ring, so that both ends wait and do not
-    // poll.
+    // If the number is unknown (-1), return 0, the value in a new ring, so that both ends wait and
+    // do not poll.
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 

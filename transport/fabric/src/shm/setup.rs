@@ -33,7 +33,8 @@ impl Rings {
         Shape { slots: config.recv_slots, slot_size: config.slot_size }
     }
 
-    /// Makes the rings at the accepting end. Returns the file for the peer, which is of this user.
+    /// Makes the rings at the accepting end. Also returns the file to pass to the peer. `user` is
+    /// the peer's user.
     ///
     /// # Errors
     /// `MemoryFile` if the file cannot be made or mapped.
@@ -55,8 +56,8 @@ impl Rings {
     /// Descriptors stay in `fds`, and the caller must close them on a thread that may block.
     ///
     /// # Errors
-    /// There is another number of descriptors, the file cannot be mapped safely or is mapped
-    /// already, or peers have too much mapped.
+    /// There is not exactly one descriptor, the file cannot be mapped safely or is mapped already,
+    /// or too many files of peers are mapped.
     pub(super) fn take(own: Shape, peers: Shape, fds: &[OwnedFd], user: u32) -> io::Result<Rings> {
         let [file] = fds else { return Err(wrong("not exactly one file, that of the rings")) };
         let ([writer, reader], id) = Map::parts(file, [peers.bytes(), own.bytes()])?;

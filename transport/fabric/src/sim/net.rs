@@ -122,7 +122,7 @@ impl SimDevice {
         }
     }
 
-    /// Registers memory with the device. Pins nothing.
+    /// Returns a registrar that registers memory with the device, and pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::new(SimRegistrar { device: self.state.clone() })
     }

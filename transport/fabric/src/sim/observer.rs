@@ -140,8 +140,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Receives the events of a network. The network is locked during the call. So an observer must not
-/// use the network, and should return quickly.
+/// Receives the events of a network. The network calls the observer in the middle of an operation.
+/// So an observer must not use the network, and should return quickly.
 pub trait Observer: Send + Sync + 'static {
     /// Handles an event.
     fn event(&self, event: Event<'_>);

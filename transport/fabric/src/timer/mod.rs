@@ -126,8 +126,8 @@ impl Timer {
     }
 }
 
-/// A clock that may be [`MAX_AGE`](Self::MAX_AGE) late, and more in a runtime whose tasks delay its
-/// timers. Such a clock suffices, for example, for the arrival times of messages.
+/// A clock whose time may be [`MAX_AGE`](Self::MAX_AGE) old, and older in a runtime whose tasks
+/// delay its timers. Such a clock suffices, for example, for the arrival times of messages.
 #[derive(Debug, Default, Clone)]
 pub struct Clock(Time);
 

@@ -69,8 +69,8 @@ impl VerbsLink {
         }
     }
 
-    /// The path MTU that the answer names. Returns `None` if librdmacm or the kernel brings the
-    /// queue pair up.
+    /// The path MTU that the answer names. Returns `None` if the answer names no path MTU, or if
+    /// librdmacm or the kernel brings this queue pair up.
     ///
     /// # Errors
     /// No device has such a path MTU.

@@ -38,7 +38,7 @@ pub(super) struct ReportedLimits {
 
 /// The completion vectors of a device: interrupts, each handled by one processor. Completion queues
 /// take the vectors in turn, and each process begins at a different vector, so that no processor
-/// handles all of them.
+/// handles the interrupts of all queues.
 #[derive(Debug)]
 pub(super) struct Vectors {
     count: u32,

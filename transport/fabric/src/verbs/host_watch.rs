@@ -84,7 +84,7 @@ impl HostWatch {
         self.once_for_each(device.changes()?)
     }
 
-    /// Reports each event of a descriptor once. Other code reads the descriptor.
+    /// Reports each event of a descriptor once. The watch does not read from the descriptor.
     fn once_for_each(&self, events: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)

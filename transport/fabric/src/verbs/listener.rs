@@ -171,8 +171,8 @@ impl VerbsIncoming {
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
     /// # Errors
-    /// Memory or a queue pair is missing, or the peer did not complete the connection in time. The
-    /// request is then rejected.
+    /// Memory or a queue pair is missing, and the request is rejected. Or the peer did not complete
+    /// the connection in time.
     pub async fn accept(
         mut self,
         config: &LinkConfig,

@@ -16,10 +16,10 @@
 //! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and no code reads the bytes
 //! before that (R8). The simulation also delivers bytes of WRITEs out of order.
 //!
-//! If another device ignored the iova, that device would refuse the first WRITE with a remote
-//! access error. So such a device could not be used at all, and would never work with addresses
-//! that peers can guess. Both keys name the same addresses, so data that has landed is also sent on
-//! by its iova.
+//! If a device of the first row ignored the iova after all, that device would refuse the first
+//! WRITE with a remote access error. So such a device could not be used at all, and would never
+//! work with addresses that peers can guess. Both keys name the same addresses, so data that has
+//! landed is also sent on by its iova.
 
 use std::io;
 use std::ptr::NonNull;
@@ -135,7 +135,7 @@ unsafe impl Registrar for VerbsRegistrar {
                     match (optional, hidden) {
                         (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
                         (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
-                        // Only this call supports optional rights.
+                        // Only this call supports optional access flags.
                         _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
                     }
                 };
@@ -156,8 +156,9 @@ unsafe impl Registrar for VerbsRegistrar {
     }
 }
 
-/// Registers with relaxed ordering, unless the device has refused relaxed ordering. The right is
-/// optional, but some kernels and libraries do not support optional rights.
+/// Registers with relaxed ordering, unless the device has refused relaxed ordering.
+/// IBV_ACCESS_RELAXED_ORDERING is an optional access flag, but some kernels and libraries do not
+/// support optional flags.
 fn relaxed_if_taken<T>(
     taken: &AtomicBool,
     register: impl Fn(u32) -> io::Result<T>,

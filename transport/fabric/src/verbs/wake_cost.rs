@@ -26,7 +26,7 @@ const MAX_COST: Duration = Duration::from_millis(4);
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// The number of wake-ups in each direction.
 const ROUNDS: usize = 32;
-/// A longer round will never end, because the other thread is gone.
+/// A round that takes longer than this time never ends, because the other thread is gone.
 const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The cost in nanoseconds.

@@ -48,8 +48,9 @@ impl TakenFile {
     /// Descriptors that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if a file of this kind may not be lent. Other errors mean that this process
-    /// cannot map the file, or already keeps the maximum number of descriptors.
+    /// `InvalidData` if the descriptors are not a file that may be lent, with its pipes. Other
+    /// errors mean that this process cannot map the file, or already keeps the maximum number of
+    /// descriptors.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -151,7 +152,8 @@ impl Borrower {
         &self.returns
     }
 
-    /// Checks whether process `pid` may offer a file. Returns the files that were offered before.
+    /// Checks whether process `pid` may offer a file. Returns the number and the total length of
+    /// the files that are lent already.
     ///
     /// # Errors
     /// A description of the peer's breach.
@@ -205,8 +207,8 @@ impl Borrower {
         }
     }
 
-    /// Returns bytes that the peer has lent. The lease returns when the last part of the bytes is
-    /// dropped.
+    /// Returns bytes that the peer has lent. The lease is returned when the last part of the bytes
+    /// is dropped.
     ///
     /// # Errors
     /// A description of the peer's breach. Key, address and length must match memory that the peer

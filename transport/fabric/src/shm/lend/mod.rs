@@ -146,7 +146,7 @@ impl Permit {
         Permit { lending }
     }
 
-    /// Whether any peer may be lent memory.
+    /// Whether lending is off, so that no peer may be lent memory.
     pub(crate) fn is_off(&self) -> bool {
         self.lending == Lending::Off
     }

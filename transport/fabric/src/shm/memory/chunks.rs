@@ -55,8 +55,8 @@ impl PeerChunks {
         self.handled
     }
 
-    /// Checks whether process `pid` may give a chunk. Returns the chunks that were given before,
-    /// without application buffers.
+    /// Checks whether process `pid` may give a chunk. Returns the number and the total length of
+    /// the chunks that were given before, without application buffers.
     ///
     /// # Errors
     /// A description of the peer's breach.
@@ -84,8 +84,8 @@ impl PeerChunks {
         self.handled += 1;
     }
 
-    /// Checks whether process `pid` may offer an application buffer. Returns the buffers that were
-    /// offered before.
+    /// Checks whether process `pid` may offer an application buffer. Returns the number and the
+    /// total length of the buffers that are mapped already.
     ///
     /// # Errors
     /// A description of the peer's breach.

@@ -47,7 +47,7 @@ use crate::turn::COPY_UNIT;
 /// (fault_around_bytes, 64 KiB unless configured).
 const FAULT_AROUND: usize = 64 << 10;
 /// The size in bytes of the largest ordinary page of any kernel. The length of a file may be
-/// rounded up to this size.
+/// rounded up to a multiple of this size.
 const MAX_PAGE: u64 = 64 << 10;
 /// Number of bytes to unmap at a time. While the kernel unmaps these bytes, no other thread can map
 /// memory.
@@ -85,8 +85,8 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
     let stat = fstat(&file)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let max_size = (len as u64).next_multiple_of(MAX_PAGE);
-    // A page fault waits while the peer punches a hole around its address. The limit on the file's
-    // size bounds that wait.
+    // A page fault waits while the peer punches a hole around the faulting address. The limit on
+    // the file's size bounds that wait.
     if len == 0 || size < len as u64 || size > max_size {
         return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
     }
@@ -132,13 +132,13 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `len` bytes of a file that nobody can truncate, because touching truncated
-    /// memory would kill this process. The file may be longer, up to the next multiple of 64 KiB.
-    /// `accept` gets the file's identity and may refuse the file.
+    /// Maps the first `len` bytes of a file. The file must be sealed so that nobody can truncate
+    /// it, because touching truncated memory would kill this process. The file may be longer, up to
+    /// the next multiple of 64 KiB. `accept` gets the file's identity and may refuse the file.
     ///
     /// # Errors
     /// The file is no memory file of ordinary pages, is not sealed against shrinking and growing,
-    /// has another length, or cannot be mapped.
+    /// is too short or too long, or cannot be mapped.
     pub(crate) fn new(
         file: impl AsFd,
         len: usize,

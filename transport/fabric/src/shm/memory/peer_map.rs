@@ -32,10 +32,10 @@ const ADDRESS_SPACE_DIVISOR: u64 = 8;
 /// address space, and the peer's memory.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Maximum bytes of a file that is unmapped where it is dropped, such as the rings of a connection.
-/// A peer that maps the file often and punches holes into it makes munmap(2) wait, and also each
-/// page fault in a ring. Unmapping a ring of 33 pages took 6 us. On a thread it took 20 us, most of
-/// which was the switch to the thread and back (perf trace of `compare --rows connect`, Linux 6.18,
-/// AMD EPYC, family 25 model 17).
+/// A peer that maps the file often and punches holes into it makes munmap(2) wait, and also makes
+/// each page fault in a ring wait. Unmapping a ring of 33 pages took 6 us. On a thread it took 20
+/// us, most of which was the switch to the thread and back (perf trace of `compare --rows connect`,
+/// Linux 6.18, AMD EPYC, family 25 model 17).
 const UNMAP_HERE: usize = 256 << 10;
 /// Number of chunks that each connection may always give, even if there are many connections.
 const MIN_CHUNKS: usize = 8;
@@ -60,7 +60,7 @@ pub(crate) struct Given {
 /// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// The rings of a connection, in one file of either end.
+    /// The rings of a connection, which are in one file.
     Ring,
     /// The single page of a wake-up channel.
     Page,
@@ -116,10 +116,11 @@ impl MapLimits {
 #[derive(Debug)]
 struct Mapped {
     files: BTreeSet<FileId>,
-    /// The number of rings among these files. Each connection has one ring.
+    /// The number of rings among the mappings. Each connection counts once, with the ring that this
+    /// end writes to.
     rings: usize,
-    /// The number of mappings of files that several connections may have given, or this end has
-    /// made.
+    /// The number of mappings of files that several connections may have given, or that this end
+    /// has made.
     again: usize,
     /// Address space of all mappings, in bytes.
     bytes: u64,

@@ -156,7 +156,7 @@ impl ChunkTable {
     }
 }
 
-/// The registrar of a device. It enters chunks and lendable regions into the table.
+/// The registrar of a device, which adds chunks and lendable regions to the table.
 #[derive(Debug)]
 pub(crate) struct ShmRegistrar(pub(crate) Arc<ChunkTable>);
 

@@ -122,8 +122,8 @@ fn sender_of(message: &RecvAncillaryMessage<'_>) -> Option<u32> {
     }
 }
 
-/// Takes the next message with its descriptors. May block if some descriptors cannot be opened and
-/// are therefore closed.
+/// Takes the next message with its descriptors. May block, because the kernel closes each passed
+/// file for which this process has no free descriptor.
 fn receive_fds(socket: &OwnedFd, TakenFds { fds, sender }: &mut TakenFds) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
     // The buffer has room for one more descriptor than is allowed, so that a surplus is noticed.
@@ -403,7 +403,7 @@ impl ListenSocket {
         // it.
         set_pass_rights(&fd, false);
         listen(&fd, BACKLOG)?;
-        // SAFETY: as above.
+        // SAFETY: as in `Socket::new` (R17).
         Ok(ListenSocket(Some(unsafe { AsyncFd::register(fd) }?)))
     }
 
@@ -448,7 +448,7 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// A registered descriptor.
+/// A descriptor that is registered with tokio.
 #[derive(Debug)]
 pub(crate) struct ReadyFd<T: AsRawFd = OwnedFd> {
     fd: AsyncFd<T>,

@@ -322,8 +322,8 @@ impl WakeChannel {
         self.state().used.replace(false) == Some(true)
     }
 
-    /// Ends the channel if it has no connection. If it has connections, the next last one makes it
-    /// wait again.
+    /// Ends the channel if it has no connection. Otherwise the channel waits again when its last
+    /// connection ends.
     pub(super) fn end_if_idle(&self) {
         let mut state = self.state();
         state.used = None;
@@ -373,8 +373,9 @@ impl WakeChannel {
         tasks.into_iter().flatten().chain(poller).for_each(Waker::wake);
     }
 
-    /// The page's file to send to the peer, if the peer may not have the page yet. The outer `None`
-    /// means that the channel has ended at the peer, so further connections need another channel.
+    /// Returns the page's file if it still has to be sent, because the peer has not used the page
+    /// so far. The outer `None` means that the channel has ended at the peer, so further
+    /// connections need another channel.
     pub(super) fn offer(&self) -> Option<Option<Arc<OwnedFd>>> {
         match self.settle() {
             Stage::Offered => self.state().file.clone().map(Some),

@@ -147,7 +147,7 @@ impl ChannelEnd {
     }
 }
 
-/// Makes an eventfd whose counter is not used up.
+/// Makes an eventfd whose counter begins at [`START`].
 fn filled() -> io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     let fd = eventfd(0, flags)?;

@@ -137,7 +137,8 @@ impl Wakeup {
         true
     }
 
-    /// Closes the channel's files if the peer has them, because they are then no longer needed.
+    /// Closes the descriptor of the channel's page if the peer has used the page, because this end
+    /// then no longer needs to send it.
     pub(crate) fn settle(&self) {
         if let Wakeup::Channel(member) = self {
             let _ = member.channel.settle();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The assumed cost before any wake-up has been measured.
 pub(crate) const UNKNOWN: Duration = Duration::from_micros(20);
-/// The minimum cost, of two system calls.
+/// The minimum cost: the time of two system calls.
 const MIN_COST: Duration = Duration::from_micros(1);
 /// A longer wake-up is ignored, because the processor was busy.
 const MAX_COST: Duration = Duration::from_millis(4);

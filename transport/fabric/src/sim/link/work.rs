@@ -58,8 +58,7 @@ impl Source {
 /// Splits a WRITE's source into the owner of its memory and the place of its bytes.
 pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(HeldMemory, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
-        // Pool memory has an address, so the fallback is never used. The length of 0 makes the
-        // fallback harmless.
+        // Pool memory never has the address 0, so the fallback is never used.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
             .unwrap_or(NonNull::dangling())
     }
@@ -134,7 +133,7 @@ impl Checksums {
     }
 }
 
-/// A fast checksum, which changes with every bit.
+/// A fast checksum that depends on every bit.
 ///
 /// # Safety
 /// The range is readable and nobody writes there during the call.

@@ -121,8 +121,9 @@ impl RegionTable {
             // SAFETY: the region is live and covers the range. Both stay true while the lock is
             // held, because deregistration takes the same lock. The code that registered the region
             // promised that the memory stays mapped until then. By R8 and R9 nobody reads the
-            // range: the end that has granted memory does not read it while the grant lasts. Ranges
-            // may overlap when both ends share a process, so this is a move.
+            // range: the end that has granted memory does not read it while the grant lasts. The
+            // ranges may overlap, because both ends are in one process, so this copy allows
+            // overlap.
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };
         }
         place.is_some()

@@ -251,8 +251,8 @@ impl<Q: Queue> Dispatch<Q> {
         &mut self.queue
     }
 
-    /// Adds a queue pair on which nothing has been posted. Completions with its number that are in
-    /// the queue belong to an earlier queue pair.
+    /// Adds a queue pair on which nothing has been posted. Completions that are already in the
+    /// queue and carry this number belong to an earlier queue pair.
     ///
     /// # Errors
     /// The queue is broken.

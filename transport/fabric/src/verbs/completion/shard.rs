@@ -51,7 +51,8 @@ struct Queues {
 
 /// A completion queue that queue pairs share.
 pub(super) struct SharedCq {
-    /// The state of the queue, which is dropped before the shard with the channel.
+    /// The state of the queue. This field stands before `_shard`, so the queue is dropped before
+    /// the shard's channel.
     dispatch: Mutex<Dispatch<Cq>>,
     /// The address of the queue, which is needed to make queue pairs. libibverbs is thread-safe.
     cq: usize,
@@ -241,7 +242,8 @@ impl Shard {
         }
     }
 
-    /// Marks a queue as failed if the device reports that it has failed.
+    /// Marks the queues as failed whose failure the device reports. If the device itself has
+    /// failed, marks all of its queues.
     fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
         let Some(events) = &self.events else { return };
         // The failed queue may belong to another runtime.

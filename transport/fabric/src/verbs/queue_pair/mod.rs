@@ -346,7 +346,8 @@ impl Qp {
     /// connecting side. If the library knows the queue pair, the library makes the queue pair ready
     /// itself. The call blocks.
     ///
-    /// Returns the path MTU that the answer names, or `None` if the library chooses the MTU.
+    /// Returns the path MTU that the queue pair now uses, or `None` if the library chooses the MTU.
+    /// The accepting side names this path MTU in its answer.
     ///
     /// # Errors
     /// The device refuses.

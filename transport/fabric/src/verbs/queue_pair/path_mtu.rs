@@ -48,7 +48,7 @@ impl PathMtu {
         self.0
     }
 
-    /// The payload of the longest packet.
+    /// The payload of the longest packet in bytes.
     pub(crate) fn bytes(self) -> u32 {
         128 << self.0
     }
