@@ -57,7 +57,7 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total, also if a total is already set. Parts that are set are scaled in proportion,
+    /// Sets the total, even if a total is already set. Parts that are set are scaled in proportion,
     /// unless a part would become too small.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {

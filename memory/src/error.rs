@@ -80,7 +80,7 @@ impl RegisterError {
         self.unmapped
     }
 
-    /// The number of bytes that were to be registered.
+    /// The number of bytes that were to be registered or mapped.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -9,8 +9,8 @@
 //! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
 //! | landing (what peers write to) | [`Landing::alloc`] | [`LandingBuf`] until the peer sends DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
-//! | sending, by the application | [`Pool::register`] | the application's `Bytes` |
-//! | landing, by the application | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
+//! | sending from application memory | [`Pool::register`] | the application's `Bytes` |
+//! | landing in application memory | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
 //!
 //! Each use has its own budget, so that sending cannot starve receiving (R11). A pool shrinks so
 //! that all its budgets together stay below RLIMIT_MEMLOCK, but to no less than [`MIN_POOL`] bytes.

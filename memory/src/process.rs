@@ -8,7 +8,7 @@
 //!
 //! | the generation is | on | next |
 //! |---|---|---|
-//! | none | it is read | a number in a page of its own, which the kernel wipes in children (MADV_WIPEONFORK) |
+//! | none | it is read | a number in a separate page, which the kernel wipes in children (MADV_WIPEONFORK) |
 //! | a number | it is read | the number |
 //! | wiped: this is a child | it is read | the next number |
 //!

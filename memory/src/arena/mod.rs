@@ -1,6 +1,6 @@
 //! Arenas: mappings that are registered once and cut into slots.
 //!
-//! A slot is free, with its handle in a free list, or owned by exactly one [`SlotRef`].
+//! Each slot is either free, with its handle in a free list, or owned by exactly one [`SlotRef`].
 //!
 //! | a slot goes from | to | by |
 //! |---|---|---|
@@ -551,9 +551,9 @@ impl SlotRef {
         self.lkey
     }
 
-    /// Returns the index of the slot's arena among the buffers registered with a ring. The first
-    /// call registers the arena. Returns `None` if the registration fails, or if the arena is
-    /// registered with another ring.
+    /// Returns the index of the slot's arena among the buffers registered with an io_uring ring.
+    /// The first call registers the arena. Returns `None` if the registration fails, or if the
+    /// arena is registered with another ring.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(&self, buffers: &Arc<crate::disk::fixed::FixedBuffers>) -> Option<u16> {
         let arena = &self.handle.as_ref()?.arena;

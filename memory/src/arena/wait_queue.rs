@@ -52,7 +52,7 @@ impl<S, T> WaitQueue<S, T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if there are waiters. A new request then has to queue.
+    /// True if a waiter has not been served. A new request then has to queue.
     pub(crate) fn any(&self) -> bool {
         self.unserved.count() > 0
     }

@@ -168,7 +168,7 @@ impl PinnedBuf {
         self.slot.ptr().addr().get() as u64
     }
 
-    /// The index of the memory among the buffers that a ring has registered.
+    /// The index of the memory among the buffers that are registered with an io_uring ring.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(
         &self,
@@ -287,7 +287,7 @@ impl PinnedBytes {
     }
 
     /// The address by which work requests refer to the first byte, with the [local
-    /// key](PinnedBytes::lkey). For landed bytes this address differs from
+    /// key](PinnedBytes::lkey). For landed bytes this address may differ from
     /// [`addr`](PinnedBytes::addr).
     pub fn iova(&self) -> u64 {
         self.iova
@@ -337,7 +337,8 @@ impl PinnedBytes {
         if self.keep_alive.is_some() { Bytes::from_owner(self) } else { self.bytes }
     }
 
-    /// Returns the bytes without the key.
+    /// Returns the bytes without the key. The returned bytes do not keep application memory
+    /// registered.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }

@@ -1,5 +1,5 @@
-//! Buffers that are registered with a ring, so that the kernel pins their pages once instead of for
-//! each read or write.
+//! Buffers that are registered with an io_uring ring, so that the kernel pins their pages once
+//! instead of for each read or write.
 //!
 //! Registration counts against RLIMIT_MEMLOCK, in addition to registration with an RDMA device: the
 //! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for the
@@ -19,7 +19,8 @@ const MAX_FIXED: u32 = 256;
 /// The registered buffers of a ring.
 pub(crate) struct FixedBuffers {
     ring: Arc<IoUring>,
-    /// The free indexes. The list is empty if the kernel has no sparse tables (before Linux 5.19).
+    /// The free indexes in the ring's table of buffers. The list is empty if the kernel has no
+    /// sparse tables (before Linux 5.19).
     free: Mutex<Vec<u16>>,
 }
 

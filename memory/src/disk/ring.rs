@@ -53,7 +53,7 @@ struct RingState {
     ring: Arc<IoUring>,
     queue: Mutex<WorkQueue>,
     fixed: Arc<FixedBuffers>,
-    /// The maximum amount of work that is posted at a time.
+    /// The maximum number of reads and writes that are posted at a time.
     entries: usize,
 }
 
@@ -218,8 +218,8 @@ impl RingState {
         }
     }
 
-    /// The main function of the thread: takes completions until it is stopped and nothing is in
-    /// flight.
+    /// The main function of the thread: takes completions until the last handle of the ring is
+    /// dropped and nothing is in flight.
     fn run(&self) {
         loop {
             // SAFETY: no argument is passed. The call submits nothing, and so needs no lock.

@@ -37,7 +37,7 @@ const MAX_WINDOW: usize = 4096;
 #[inline]
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's contract. The compiler does not see what another process or a device
-    // writes in the meantime; nothing is concluded from `src` (R4).
+    // writes in the meantime; no code relies on the contents of `src` (R4).
     unsafe { copy(src, dst, len) };
     // The fence makes the compiler assume that `src` has changed, so it cannot read `src` again
     // instead of the copy.

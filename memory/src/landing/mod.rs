@@ -97,10 +97,10 @@ impl Landing {
     }
 
     /// Allocates one contiguous piece of `want` bytes. If no such piece is free, the piece is
-    /// shorter, with at least `min` bytes. Both lengths are rounded up to 4 KiB. Leases another
-    /// chunk if the landing budget allows another chunk. While another connection claims memory,
-    /// this connection's [share](Landing::share) must also allow the chunk. A chunk has room for
-    /// several pieces of `want` bytes, or is as long as the piece.
+    /// shorter, with at least `min` bytes. Both lengths are rounded up to 4 KiB. If the leased
+    /// chunks have no room for `want` bytes, leases another chunk within the landing budget. While
+    /// another connection claims memory, this connection's [share](Landing::share) must also allow
+    /// the chunk. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
     ///
     /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
@@ -299,7 +299,8 @@ impl Landing {
     }
 
     /// Like [`take_best`](Self::take_best), but tries again if another pool of the process has just
-    /// pinned the bytes that the limit had left. This connection can then wait instead of failing.
+    /// pinned the bytes that RLIMIT_MEMLOCK had left. This connection can then wait instead of
+    /// failing.
     fn take_best_retrying(
         &mut self,
         want: usize,
@@ -418,8 +419,8 @@ impl Landing {
         }
     }
 
-    /// Whether `bytes` more may be leased within the limit and, while others claim memory, within
-    /// the share.
+    /// Whether `bytes` more may be leased within this connection's limit and, while others claim
+    /// memory, within the share.
     fn may_lease_more(&self, bytes: usize) -> bool {
         self.leased().saturating_add(self.freeing()).saturating_add(bytes) <= self.lease_cap()
     }
@@ -434,8 +435,8 @@ impl Landing {
         let piece = piece.unwrap_or(usize::MAX);
         let (leased, cap) = (self.leased(), self.lease_cap());
         let room = cap.saturating_sub(leased + self.freeing()).min(left);
-        // If the limit leaves less than is needed, go on: the attempt to make the chunk reports the
-        // error.
+        // If RLIMIT_FSIZE allows less than is needed, go on: the attempt to make the chunk reports
+        // the error.
         let room = match self.ledger.longest_chunk() {
             Some(longest) if longest >= needed => room.min(longest),
             _ => room,
@@ -466,7 +467,7 @@ impl Landing {
     }
 
     /// Deregisters the chunks without granted or filled pieces, returns them to the pool, and
-    /// returns their size in bytes. Unless the connection waits, it also gives up the chunk that is
+    /// returns their size in bytes. Unless the connection waits, also gives up the chunk that is
     /// being made.
     pub fn trim(&mut self) -> usize {
         self.collect();
@@ -477,7 +478,7 @@ impl Landing {
     }
 
     /// Returns to the pool the chunks that `which` selects and that have no granted or filled
-    /// pieces.
+    /// pieces. Returns their size in bytes.
     fn return_free(&mut self, mut which: impl FnMut(&Chunk) -> bool) -> usize {
         let mut bytes = 0;
         self.chunks.retain(|chunk| {
@@ -491,8 +492,8 @@ impl Landing {
         bytes
     }
 
-    /// Returns idle chunks that are too short, if that makes room for a chunk of `needed` bytes.
-    /// The result says whether chunks were returned.
+    /// Returns idle chunks that are too short to the pool, if that makes room for a chunk of
+    /// `needed` bytes. The result says whether chunks were returned.
     fn make_room(&mut self, needed: usize) -> bool {
         if self.making.is_some() || self.freeing() > 0 {
             return false;

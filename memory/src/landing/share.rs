@@ -104,8 +104,9 @@ impl Landing {
             return;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
-        // Usable chunks come first. Among usable chunks, chunks with pieces that the application
-        // holds come first, and then the fullest chunks, because these take longest to become free.
+        // Sort usable chunks before chunks that are being reclaimed. In each of the two groups,
+        // chunks with pieces that the application holds come first, and then the fullest chunks,
+        // because these take longest to become free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });

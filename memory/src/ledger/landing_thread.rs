@@ -24,7 +24,7 @@ use std::thread;
 /// A job that the thread runs once.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The queue of the thread, if it has started.
+/// The queue of the thread, if the thread has started.
 #[derive(Debug, Default)]
 pub(crate) struct LandingThread(Mutex<Option<Sender<Job>>>);
 

@@ -7,8 +7,8 @@
 //! | not at all | | |
 //! | for its own pieces | its own pieces to become free, because its limit rules out another chunk or its chunk is being made | cannot help it, or need not |
 //! | at its share | its own pieces, and free memory in the budget | keep what they have |
-//! | for its share | as above, and has less than its share | return what exceeds their shares |
-//! | starving | as above, because its memory has no room even for its shortest piece | return a chunk, even one within their shares |
+//! | for its share | its own pieces, and free memory in the budget; it has less than its share | return what exceeds their shares |
+//! | starving | its own pieces, and free memory in the budget; its memory has no room even for its shortest piece | return a chunk, even one within their shares |
 //!
 //! The last two states are claims. Each attempt to allocate replaces the state. The wait ends with
 //! the next attempt that returns a piece or an error, and when the owner gives up or is dropped.

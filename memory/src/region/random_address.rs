@@ -26,8 +26,9 @@ use std::ptr::NonNull;
 
 use super::page::{HUGE_PAGE, page};
 
-/// Attempts to find a free address. One attempt nearly always suffices. About fifteen are needed
-/// under the thread sanitizer, which leaves less than a tenth of the range to the program.
+/// The maximum number of attempts to find a free address. One attempt nearly always suffices. About
+/// fifteen are needed under the thread sanitizer, which leaves less than a tenth of the range to
+/// the program.
 const MAX_ATTEMPTS: usize = 512;
 
 /// 64 bits from the kernel's generator (getrandom(2)).

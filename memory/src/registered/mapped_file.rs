@@ -173,7 +173,7 @@ fn lies_in(bytes: &[u8], counts: impl Fn(&MappedRange) -> bool) -> bool {
 fn is_of_a_file(start: usize, end: usize) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return true };
     maps.lines().any(|line| {
-        // address perms offset dev inode path
+        // The fields of a line are address, perms, offset, dev, inode and path.
         let mut fields = line.split_ascii_whitespace();
         let range = fields.next().and_then(|range| range.split_once('-'));
         let (from, to) = range.unwrap_or_default();

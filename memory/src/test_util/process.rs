@@ -29,7 +29,7 @@ pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
             let line = format!("the child panicked: {text}\n");
-            // SAFETY: the line is as long as that.
+            // SAFETY: the call reads `line.len()` bytes of the line.
             unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
         });
         let failed = failed.is_err();
@@ -158,7 +158,7 @@ pub fn signal_all_threads() -> io::Result<()> {
             for thread in threads.flatten().map(|entry| entry.file_name()) {
                 let number = thread.to_str().and_then(|number| number.parse::<i32>().ok());
                 let Some(number) = number.filter(|_| !own.ends_with(&thread)) else { continue };
-                // SAFETY: takes numbers. A thread that has ended gets nothing.
+                // SAFETY: the call takes only numbers. A thread that has ended gets no signal.
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, libc::SIGPROF) };
             }
         }
