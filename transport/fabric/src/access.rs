@@ -47,7 +47,7 @@ pub enum Lending {
     /// (ptrace(2)), unless the system forbids that. Other processes of this user, for example in
     /// another container of a pod, get copies.
     SameUser,
-    /// Like [`SameUser`](Self::SameUser), but a message may also be lent on once: a proxy with this
+    /// Like [`SameUser`](Self::SameUser), but lent bytes may be lent once more: a proxy with this
     /// setting passes on lent bytes without a copy. Both the sender and the proxy must choose this
     /// setting, because the last reader maps whole files. **The last reader sees everything that
     /// the sender lends to the proxy**, even bytes that the proxy does not send on.

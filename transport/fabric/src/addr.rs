@@ -20,7 +20,7 @@ pub enum Addr {
     Process(u32),
 }
 
-/// An address of this host.
+/// An IP address of this host, with its network and its interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LocalNetwork {
     pub(crate) ip: IpAddr,

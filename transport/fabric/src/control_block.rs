@@ -239,7 +239,7 @@ impl ControlBlock {
         }
     }
 
-    /// Removes the extra RECV slots, each after it has received its next message.
+    /// Begins to remove the extra RECV slots, each after it has received its next message.
     #[inline]
     pub(crate) fn retire_extra(&mut self) {
         if let Some(extra) = &mut self.extra {

@@ -129,9 +129,9 @@ impl fmt::Display for PortState {
 pub struct PortInfo {
     /// The number of the port, from 1.
     pub number: u8,
-    /// Whether the port can carry packets.
+    /// The state of the port, which says whether the port can carry connections.
     pub state: PortState,
-    /// The network below the port.
+    /// The link layer of the port.
     pub link_layer: LinkLayer,
     /// Active path MTU in bytes, 0 if unknown.
     pub mtu: u32,

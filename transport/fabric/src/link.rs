@@ -104,7 +104,7 @@ pub enum Work {
     Write {
         /// The bytes to write, at most [`Caps::max_msg`] bytes.
         src: WriteSource,
-        /// The peer's virtual address.
+        /// The address of the memory that the peer granted.
         remote_addr: u64,
         /// The peer's key for that memory.
         rkey: u32,
@@ -372,7 +372,7 @@ pub trait Link: Send + 'static {
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
     /// Gives a slot back to the device. Call this function before the peer gets the credit for the
-    /// slot (R1). Returns false if the slot is not posted, so that the peer gets no credit. This
+    /// slot (R1). Returns false if the slot is not posted again. The peer then gets no credit. This
     /// happens to an extra slot that [`shrink`](Link::shrink) removes, and to a short slot that is
     /// left out while extra slots are posted.
     ///

@@ -183,7 +183,7 @@ impl LinkConfig {
         timeout * 4 * (u32::from(self.ack_retries.clamp(1, 6)) + 1)
     }
 
-    /// Checks the numbers.
+    /// Checks that all numbers are within their bounds.
     ///
     /// # Errors
     /// The error names the number that is out of bounds, and the bounds.

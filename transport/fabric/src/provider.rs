@@ -144,8 +144,8 @@ impl Fabric {
     /// active port. Blocks for as long as the device takes, usually milliseconds.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`], or
-    /// rdma-core lists no such device.
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`] or [`FabricError::NoFunction`]. An
+    /// error if a parent of this process has used RDMA, or if rdma-core lists no such device.
     pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::self_test(name);
@@ -209,8 +209,8 @@ impl Fabric {
     /// device of that address.
     ///
     /// # Errors
-    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], and [`ConnectError::OtherDevice`] if
-    /// the device is not `only`.
+    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`] if the
+    /// device is not `only`, [`ConnectError::Timeout`], and the errors of [`open`](Fabric::open).
     ///
     /// # Cancel safety
     /// Cancel safe.

@@ -38,7 +38,7 @@ pub(super) struct BareEnd {
     granted: usize,
     pool: Pool,
     out: Vec<Completion>,
-    /// Received messages: slot and bytes.
+    /// The slot and the length in bytes of each received message that has not been read.
     received: VecDeque<(u32, u32)>,
     message: Vec<u8>,
     queued: u64,
@@ -215,7 +215,8 @@ impl BareEnd {
         self.places.iter().map(|place| place.len as usize).max().unwrap_or(0)
     }
 
-    /// Allocates at least `len` bytes of pool memory to WRITE from.
+    /// Allocates at least `len` bytes of pool memory to WRITE from, unless there are as many
+    /// already.
     fn fill(&mut self, len: usize) -> Result<(), BareError> {
         if self.source.len() < len {
             let len = len.max(self.limits.source_len);
@@ -320,7 +321,7 @@ pub struct BareLimits {
     /// time.
     pub requested: u64,
     /// Maximum number of WRITEs that one request may make this end do, and that this end requests
-    /// at a time. A WRITE of one byte takes as long as a WRITE of a page.
+    /// at a time. A WRITE of one byte takes about as long as a WRITE of a page.
     pub requested_writes: u64,
 }
 

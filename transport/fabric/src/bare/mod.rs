@@ -2,7 +2,7 @@
 //! connection is the upper bound for any transport over the link. `rpc-demo doctor --peer` and the
 //! benchmarks measure this speed.
 //!
-//! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
+//! Both ends make their link with [`config`]. The accepting end [serves](serve). The connecting end
 //! [opens](Bare::open) the connection and measures.
 
 mod end;

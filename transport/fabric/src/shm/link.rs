@@ -165,7 +165,7 @@ impl ShmLink {
         }
     }
 
-    /// Counts of the link's work so far.
+    /// Returns the counts of the link's work so far.
     pub fn stats(&self) -> ShmStats {
         self.stats
     }

@@ -71,7 +71,7 @@ pub struct SimStats {
     pub leases: u64,
     /// The part of `leases` for memory that a peer had lent.
     pub lent_on: u64,
-    /// Completions reported, of either kind.
+    /// Completions reported: of sent work and of received messages.
     pub completions: u64,
     /// SENDs that found no RECV posted. A number other than 0 shows a bug in flow control (R2).
     pub receiver_not_ready: u64,

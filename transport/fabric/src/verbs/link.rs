@@ -140,7 +140,7 @@ impl VerbsLink {
             max_landing: usize::MAX,
             any_memory: false,
             tells_end: false,
-            // A WRITE over iWARP completes when TCP has accepted it, and TCP retries for a quarter
+            // Over iWARP a WRITE completes when TCP has accepted it, and TCP retries for a quarter
             // of an hour.
             probe_limit: if device.is_iwarp() { PROBE_LIMIT } else { config.ack_limit() },
         };

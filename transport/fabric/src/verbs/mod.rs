@@ -186,8 +186,8 @@ impl VerbsDevice {
     /// See [`Fabric::toward`](crate::Fabric::toward).
     ///
     /// # Errors
-    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`], and
-    /// the errors of [`open`](VerbsDevice::open).
+    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`],
+    /// [`ConnectError::Timeout`], and the errors of [`open`](VerbsDevice::open).
     pub async fn toward(
         peer: SocketAddr,
         source: Option<IpAddr>,
