@@ -22,7 +22,7 @@ pub enum Liveness {
 /// times the silence after which a side sends a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// A keep-alive like HTTP/2's, to which the peer's process has to reply.
+/// A keep-alive like HTTP/2's: the peer's process has to answer its PINGs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     /// A PING is sent after this time without a message. The time is at most a day.
@@ -35,7 +35,7 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Limits both times to a day, which timers can represent.
+    /// Limits both times to a day, so that timers can represent them.
     pub(crate) fn within_a_day(self) -> Self {
         let day = Duration::from_millis(DAY_MS);
         let (interval, timeout) = (self.interval.min(day), self.timeout.min(day));
@@ -80,8 +80,8 @@ pub struct Config {
     pub whole: u32,
     /// Maximum bytes that are granted or unread in all streams together. Beyond this total, a
     /// stream gets memory only for the one message that its reader waits for, or, if the stream
-    /// holds nothing else, for one message of up to `stream_window`. Windows for small messages
-    /// count only with the part beyond `stream_window`. At least 64 KiB; default 64 MiB.
+    /// holds nothing else, for one message of up to `stream_window`. Of each window for small
+    /// messages, only the part beyond `stream_window` counts. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.

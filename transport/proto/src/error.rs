@@ -109,7 +109,7 @@ pub enum Breach {
         /// The limit in bytes.
         limit: u32,
     },
-    /// HEADERS frames in an order that no call produces.
+    /// A HEADERS frame, or a frame with body bytes, that no call produces at this place.
     #[error("{frame} frame for {stream} out of order")]
     FrameOrder {
         /// Name of the frame.
@@ -154,7 +154,7 @@ pub enum Breach {
         stream: StreamId,
         /// The begin stated.
         begin: u32,
-        /// Modulus in the request.
+        /// This side's modulus.
         modulus: u32,
     },
     /// A REQUEST whose field reaches past its end.
@@ -189,7 +189,7 @@ pub enum Breach {
         /// Bytes granted.
         granted: u32,
     },
-    /// DONE names another stream than its grant.
+    /// DONE names a stream other than the stream of its grant.
     #[error("DONE of {grant} for {stream}, which it was not granted to")]
     DoneStream {
         /// Grant that the frame names.
@@ -201,8 +201,8 @@ pub enum Breach {
     /// grants.
     #[error("{0} ended with grants held or asked for")]
     EndWithGrants(StreamId),
-    /// A GRANT that is empty, exceeds the address space, was not requested, is too short, or has an
-    /// id in use.
+    /// A GRANT that is empty, exceeds the address space, was not requested, is too long or too
+    /// short, has an id in use, or is one standing grant too many.
     #[error("impossible {grant}: {why}")]
     BadGrant {
         /// Grant that the frame names.
@@ -210,8 +210,9 @@ pub enum Breach {
         /// The rule that the peer broke.
         why: &'static str,
     },
-    /// A LENT frame that lends no bytes, has too many bytes around them, reuses a lease that is not
-    /// returned, or exceeds the number of leases that a peer may have open.
+    /// A LENT frame that lends no bytes, exceeds the address space, has too many bytes around the
+    /// lent bytes, reuses a lease that has not been returned, or exceeds the number of leases that
+    /// a peer may have open.
     #[error("impossible lease {lease} on {stream}: {why}")]
     BadLease {
         /// Stream that the frame names.

@@ -135,7 +135,7 @@ pub struct TooLong(pub usize);
 /// Appends a field to a block.
 ///
 /// # Errors
-/// A name or a value is longer than 65,535 bytes. Nothing is appended then.
+/// A name or a value is longer than 65,535 bytes. On an error nothing is appended.
 pub fn encode(block: &mut impl BufMut, name: &str, value: &[u8]) -> Result<(), TooLong> {
     let longest = name.len().max(value.len());
     let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len()))

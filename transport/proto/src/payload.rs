@@ -78,7 +78,7 @@ pub struct Payload {
 pub(crate) struct Segment {
     pub(crate) bytes: Bytes,
     pinned: bool,
-    /// Whether the receiver wants the segment to land at an aligned address.
+    /// Whether the segment was appended by [`Payload::push_aligned`].
     aligned: bool,
 }
 

@@ -21,8 +21,8 @@
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line. By default, a message's longest segment has source and destination
-/// addresses that are equal modulo this number.
+/// Bytes of a cache line. If the receiver's alignment allows it, a message's longest segment has
+/// source and destination addresses that are equal modulo this number.
 pub(crate) const LINE: u32 = 64;
 
 /// A power of two, modulo which addresses are compared.

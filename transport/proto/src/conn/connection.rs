@@ -86,8 +86,8 @@ impl Connection {
         self.life.side
     }
 
-    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. A
-    /// piece that is longer than the next RECV is sent in several messages.
+    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. An
+    /// eager piece that is longer than the next RECV is sent in several messages.
     pub fn eager_limit(&self) -> usize {
         self.terms.eager_limit()
     }
@@ -149,8 +149,8 @@ impl Connection {
     }
 
     /// Tells the connection that the RECV of the last message is not posted again: see
-    /// [`Event::Quiet`]. Call this function after [`receive`](Self::receive), for an extra RECV, or
-    /// for a short RECV while extra RECVs are posted.
+    /// [`Event::Quiet`]. Call this function after [`receive`](Self::receive) if the message took an
+    /// extra RECV, or a short RECV while extra RECVs are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
@@ -171,7 +171,7 @@ impl Connection {
         self.events.pop_front()
     }
 
-    /// Whether this side awaits a proof or an answer to a PING, so that
+    /// Whether this side awaits a proof or the answer to a keep-alive PING, so that
     /// [`Connection::next_timeout`] may be the deadline for the proof or answer. The state changes
     /// as soon as anything is received.
     pub fn is_asking(&self) -> bool {
@@ -186,7 +186,7 @@ impl Connection {
 
     /// Whether nothing is open and only PINGs have been received for a while, so that
     /// [`Connection::next_timeout`] is far away, or `None`. The state changes with the next message
-    /// that has other frames than PINGs, and when this side opens something: see
+    /// that holds a frame other than PING, and when this side opens something: see
     /// [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {
         self.timers.heartbeat.is_resting()
@@ -264,8 +264,8 @@ impl Connection {
     }
 
     /// Whether the connection may rest: it is quiet, and neither side waits for the other side or
-    /// holds any of its memory. A server waits for the client's first message. A connection that is
-    /// going away does not rest.
+    /// holds any of its memory. A connection does not rest before the client's first message, or
+    /// when either side is going away.
     fn is_idle(&self) -> bool {
         let is_open = self.life.is_open() && self.life.greeted;
         let owes = self.output.has_output()
@@ -275,7 +275,7 @@ impl Connection {
     }
 
     /// Checks whether the connection has become quiet. Called when the timer finds that nothing has
-    /// been received for a while, and when the peer has sent a PING.
+    /// been received for a while, and when a PING or the answer to a PING has been received.
     pub(super) fn check_quiet(&mut self, now: Instant) {
         if self.timers.becomes_quiet(now, self.credits.has_extra()) {
             self.streams.shrink();

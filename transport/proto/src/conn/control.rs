@@ -11,7 +11,7 @@ pub(super) struct Control {
     frames: VecDeque<Frame>,
     /// The number of frames taken out of `frames` since the start.
     taken: u64,
-    /// An upper bound of the number of frames in `frames` that answer the peer.
+    /// An upper bound for the number of frames in `frames` that answer the peer.
     answers: usize,
     /// The CLOSE frame, until it has been sent.
     close: Option<Frame>,
@@ -81,7 +81,7 @@ impl Control {
         self.frames.is_empty()
     }
 
-    /// Limits the answers to the peer's frames that may be queued (R15).
+    /// Limits how many answers to the peer's frames may be queued (R15).
     ///
     /// # Errors
     /// [`Breach::Flood`] if too many answers are queued.

@@ -38,8 +38,9 @@ pub(super) struct Credits {
     bytes: (u32, u32),
     /// Maximum number of RECVs that this side may have posted at a time.
     max_recvs: u32,
-    /// Number of extra RECVs that are posted, and its maximum.
+    /// Number of extra RECVs that are posted.
     extra: u32,
+    /// Maximum of `extra`.
     max_extra: u32,
     /// Whether the peer has run short of credits, or of room in the short RECVs of a connection at
     /// rest.
@@ -119,8 +120,8 @@ impl Credits {
     }
 
     /// Whether a message may be sent. The last credit is reserved for a message that returns
-    /// credits. So both sides can never be at zero with nothing in flight: the message that spent a
-    /// last credit has returned at least one credit to the other side.
+    /// credits. So the two sides never both run out of credits with nothing in flight: a message
+    /// that spends its sender's last credit returns at least one credit to the receiver.
     pub(super) fn may_send(&self) -> bool {
         let available = self.available.len();
         available >= 2 || (available == 1 && self.to_return.len() > 0)

@@ -54,7 +54,7 @@ pub(super) struct Grant {
     pub(super) memory: usize,
     /// Whether RECALL has been queued.
     pub(super) recalled: bool,
-    /// The peer's answer, DONE or ABORT, to the GRANT or the RECALL.
+    /// The answer, DONE or ABORT, that the peer owes to the GRANT or the RECALL.
     asked: PendingAnswer,
 }
 
@@ -214,13 +214,14 @@ impl Grants {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
     }
 
-    /// Records bulk that arrived in other grants than standing grants.
+    /// Records that the peer sends bulk in grants other than standing grants.
     pub(super) fn record_bulk(&mut self, now: Instant) {
         self.last_bulk = now;
     }
 
     /// Records the length of a transfer. Standing grants are as long as the longest of the last
-    /// eight transfers. `begin` is the number of unused bytes in front of the transfer.
+    /// eight transfers of up to `standing_max`, rounded up to [`GRANULE`]. `begin` is the number of
+    /// unused bytes in front of the transfer.
     pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
@@ -236,14 +237,15 @@ impl Grants {
         self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
     }
 
-    /// Whether to give the peer one more standing grant, out of the room that the streams leave.
+    /// Whether to give the peer one more standing grant. It must fit into the room that the streams
+    /// leave.
     pub(super) fn wants_standing(&self, unread: &Unread) -> bool {
         if !self.active || self.standing.len() >= self.max_standing {
             return false;
         }
         let bytes = (self.standing.len() as u64 + 1) * u64::from(self.standing_len());
-        // Standing grants must fit into the streams' limit, because the peer may use them for
-        // messages that nobody reads.
+        // Standing grants must fit into the limit on unread bytes of all streams, because the peer
+        // may use the grants for messages that nobody reads.
         bytes <= self.standing_bytes.min(unread.room())
     }
 

@@ -89,12 +89,13 @@ impl Heartbeat {
         }
     }
 
-    /// Records that the message received had other frames than PINGs.
+    /// Records that the message received holds a frame other than PING, or the flag WAITED.
     pub(super) fn active(&mut self, now: Instant) {
         self.state = HeartbeatState::Alert { since: now };
     }
 
-    /// Records that this side opens something that the peer has to answer, or may keep.
+    /// Records that this side opens something that the peer has to answer or may keep, such as a
+    /// stream or a grant.
     pub(super) fn rouse(&mut self) {
         if self.state == HeartbeatState::Resting {
             self.state = HeartbeatState::Roused;
@@ -136,8 +137,8 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// When [`timeout`](Self::timeout) is due. `None` for a connection at rest that asks for
-    /// nothing.
+    /// When [`timeout`](Self::timeout) is due. `None` for a connection at rest that asks for no
+    /// proofs.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             HeartbeatState::Alert { since } | HeartbeatState::Asking { since, .. } => {

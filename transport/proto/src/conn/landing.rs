@@ -129,7 +129,7 @@ impl Landing {
         self.queue.get(place).map(within)
     }
 
-    /// Whether the first parked stream may have memory by now.
+    /// Whether the first parked stream may now get memory.
     fn unparks(&self, streams: &Streams) -> bool {
         self.parked.front().is_some_and(|&key| {
             let stream = &streams[key];
@@ -212,8 +212,8 @@ impl Landing {
         true
     }
 
-    /// Determines the part of `len` bytes that is granted to the stream, and the request that it
-    /// answers.
+    /// Determines which part of `len` bytes of memory is granted to the stream, and which request
+    /// the grant answers.
     fn grant_part(&mut self, id: StreamId, len: u32, streams: &mut Streams) -> Option<NewGrant> {
         let (key, stream) = streams.find(id)?;
         let want = self.want(stream)?;
@@ -349,8 +349,8 @@ impl Landing {
     ) -> Result<LandedPart, Breach> {
         let grant = self.grants.get("DONE", id)?;
         let given = grant.given;
-        // Only a transfer in a standing grant may begin later: a grant that answers a request
-        // starts at the byte where the peer has to begin.
+        // Only in a standing grant may a transfer begin after the first byte: a grant that answers
+        // a request starts at the byte where the peer has to begin.
         let limit = if given.stream == 0 { self.modulus.get() - 1 } else { 0 };
         if begin > limit {
             return Err(Breach::DoneBegin { grant: GrantId(id), begin, limit });

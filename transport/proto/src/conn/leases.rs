@@ -62,7 +62,7 @@ impl Leases {
         self.queue.push_back(stream.id);
     }
 
-    /// The next bytes to decide about.
+    /// Returns the next bytes about which the driver has to decide.
     pub(super) fn poll(&mut self, streams: &Streams) -> Option<(StreamId, Bytes)> {
         while let Some(&id) = self.queue.front() {
             let stream = streams.key(id).map(|key| &streams[key]);
@@ -138,8 +138,8 @@ impl Leases {
         if lent.len == 0 {
             return bad("no bytes");
         }
-        // Limit the bytes around the lent bytes, because this side holds these bytes until they are
-        // read, and they count in no window.
+        // Limit the bytes that surround the lent bytes: this side holds the surrounding bytes until
+        // they are read, and they count in no window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > max as usize {
             return bad("more bytes around it than a message of a connection at rest has");

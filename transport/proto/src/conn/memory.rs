@@ -141,8 +141,8 @@ impl Connection {
     }
 
     /// Names memory for the large messages that this side receives on a stream. Call this function
-    /// right after [`open`](Self::open) (client only), because the header block tells the peer. For
-    /// servers see [`decide_naming`](Self::decide_naming).
+    /// right after [`open`](Self::open) (client only), because the header block tells the peer that
+    /// this side names memory. For servers see [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some((_, stream)) = self.streams.find(id) {
             stream.recv.names = true;
@@ -249,7 +249,7 @@ impl Connection {
     }
 
     /// Returns a lease of [`Event::Lent`], because nobody reads the bytes any longer. Does nothing
-    /// if the lease has been returned.
+    /// if the lease has already been returned.
     pub fn return_lease(&mut self, lease: u32) {
         if self.leases.give_back(lease) {
             self.output.control.push(Frame::Return { lease });

@@ -1,7 +1,8 @@
 //! The connection.
 //!
-//! `Connection` has twelve parts. Each part changes its own state, and gets the stream as an
-//! argument if the change concerns a stream. `Connection` brings the parts together.
+//! `Connection` consists of the parts in the second table, some of which lie inside others. Each
+//! part changes its own state, and gets the stream as an argument if the change concerns a stream.
+//! `Connection` brings the parts together.
 //!
 //! | file | what |
 //! |---|---|
@@ -60,10 +61,11 @@
 //! # Why granted memory always comes back
 //!
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
-//! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
-//! for another grant. Such a transfer waits for credits and for room in the send queue, and both
-//! always come back. If the peer keeps a grant nevertheless, this side recalls it when others want
-//! its memory (`grants`), and the peer must answer in time (`answer_clock`).
+//! only when all earlier transfers have their memory. So a transfer needs no further grant before
+//! it can write to a grant that it holds. Such a transfer waits only for credits and for room in
+//! the send queue, and both always come back. If the peer keeps a grant nevertheless, this side
+//! recalls it when others want its memory (`grants`), and the peer must answer in time
+//! (`answer_clock`).
 
 mod alignment;
 mod answer_clock;

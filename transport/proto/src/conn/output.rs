@@ -15,7 +15,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`SendError::GoingAway`], [`SendError::TooManyStreams`], [`SendError::HeadersTooLong`],
-    /// [`SendError::IdsUsedUp`]. The connection is unchanged then.
+    /// [`SendError::IdsUsedUp`]. On an error the connection is unchanged.
     pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
         if self.life.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);

@@ -64,7 +64,7 @@ impl OutputQueue {
         }
     }
 
-    /// Whether anything but returned credits waits to be sent.
+    /// Whether any frame or payload waits to be sent. Credits that are to be returned do not count.
     pub(super) fn has_output(&self) -> bool {
         self.has_writes() || self.has_frames()
     }
@@ -212,7 +212,8 @@ impl OutputQueue {
         if self.queued < QUEUED_TOTAL { HIGH_WATER_MARK } else { QUEUED_FLOOR }
     }
 
-    /// Takes the next WRITE that has room. `chunk` is its maximum length.
+    /// Takes the next WRITE for which `room` is sufficient. `chunk` is the maximum length of the
+    /// WRITE.
     pub(super) fn take_write(
         &mut self,
         streams: &mut Streams,

@@ -1,7 +1,7 @@
 //! Sending by WRITE: binds the peer's grants to transfers, and returns grants that are not needed
 //! or are recalled.
 //!
-//! This side ends a grant at once when the peer recalls it:
+//! When the peer recalls a grant, this side ends the grant as soon as possible:
 //!
 //! | the grant is | on RECALL |
 //! |---|---|
@@ -32,7 +32,7 @@ use crate::ids::GrantId;
 
 /// Maximum number of standing grants that a peer may give.
 const MAX_STANDING: usize = 64;
-/// Transfers of a stream for which memory is bound or requested at a time.
+/// Maximum number of transfers of a stream for which memory is bound or requested at a time.
 const MAX_PREPARED: usize = 4;
 
 const _: () = assert!(MAX_PREPARED <= MAX_REQUESTS);
@@ -41,12 +41,12 @@ const _: () = assert!(MAX_PREPARED <= MAX_REQUESTS);
 #[derive(Debug)]
 pub(super) struct PeerGrants {
     side: Side,
-    /// The addresses at which messages begin in the peer's memory.
+    /// The modulus that determines at which addresses in the peer's memory messages begin.
     modulus: Modulus,
     /// Standing grants that are not bound to a transfer.
     standing: Vec<PeerGrant>,
-    /// The ids of the grants that this side has not ended, with the ids of their streams. The
-    /// stream is 0 for standing grants, bound or not.
+    /// The ids of the grants that this side has not ended, with the ids of their streams. For a
+    /// standing grant the stream is 0, also while the grant is bound, until it is recalled.
     open: BTreeMap<u32, u32>,
     /// Keys of memory that this side cannot write to.
     unwritable: BTreeSet<u32>,
@@ -208,7 +208,7 @@ impl PeerGrants {
         Ok(())
     }
 
-    /// Adds a grant to the transfer of a stream that waits for memory.
+    /// Adds a grant to the stream's first transfer that waits for memory.
     ///
     /// # Errors
     /// The reason why no transfer waits for such a grant.

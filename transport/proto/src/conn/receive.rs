@@ -91,8 +91,8 @@ impl Connection {
                         stream: StreamId(stream),
                     });
                 }
-                // Expand the block even if the stream is discarded, because the tables must stay in
-                // step.
+                // Expand the block even if the stream is discarded, because both sides' header
+                // tables must stay equal.
                 let limit = self.terms.own.max_headers;
                 let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
                 let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
@@ -257,9 +257,9 @@ impl Connection {
         self.on_end(key, end)
     }
 
-    /// Ends the peer's half if `end` is set. By then the peer must have received all memory that it
-    /// requested and have ended every grant. Otherwise the peer would keep memory that cannot be
-    /// recalled.
+    /// Ends the peer's half if `end` is set. By then all memory that the peer requested on the
+    /// stream must have been granted, and the peer must have ended these grants. Otherwise the peer
+    /// would keep memory that cannot be recalled.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
             let stream = &mut self.streams[key];

@@ -86,7 +86,7 @@ pub(super) struct StreamLanding {
     /// Whether this side grants the stream no more memory, so that the rest of the body is sent by
     /// DATA.
     pub(super) declined: bool,
-    /// The byte from which on the driver has been asked to name memory.
+    /// The first byte for which the driver has been asked to name memory.
     pub(super) naming: Option<NextByte>,
 }
 

@@ -225,7 +225,8 @@ impl SendHalf {
 #[derive(Debug)]
 pub(super) struct RecvHalf {
     pub(super) state: RecvState,
-    /// The number of this side's RESET among all control frames, in [`RecvState::Discarding`].
+    /// The number of this side's RESET among all control frames. Valid only in
+    /// [`RecvState::Discarding`].
     pub(super) reset_frame: u64,
     /// The parts of a header block that have been received.
     pub(super) block: BytesMut,
@@ -243,7 +244,7 @@ pub(super) struct RecvHalf {
     pub(super) undecided: bool,
 }
 
-/// The queues of the connection that the stream is in. A stream may be only once in each.
+/// The queues of the connection that the stream is in. Each queue holds a stream at most once.
 #[derive(Debug, Default)]
 pub(super) struct InQueues {
     pub(super) send: bool,

@@ -97,7 +97,7 @@ impl Streams {
         Some((key, &mut self.slab[key]))
     }
 
-    /// Whether there are ids for streams to open.
+    /// Whether any ids are left for new streams.
     pub(super) fn has_ids(&self) -> bool {
         self.last_opened < u32::MAX
     }

@@ -1,4 +1,5 @@
-//! The timers that count from the last received message: rest, proof, keep-alive, and extra RECVs.
+//! The timers that count from the last received message: rest, proof, keep-alive, and the removal
+//! of extra RECVs.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 pub(super) struct Timers {
     pub(super) heartbeat: Heartbeat,
     keep_alive: Option<KeepAliveTimer>,
-    /// When a message with more than PINGs was last received; `None` once the connection is quiet.
+    /// When a frame other than PING, or the flag WAITED, was last received; `None` once the
+    /// connection is quiet.
     last_activity: Option<Instant>,
     /// When the next PING is due to retire an extra RECV of a quiet connection.
     retire_recv_at: Option<Instant>,
@@ -40,13 +42,13 @@ impl Timers {
         }
     }
 
-    /// Records that a received message had other frames than PINGs.
+    /// Records that a received message holds a frame other than PING, or the flag WAITED.
     pub(super) fn active(&mut self, now: Instant) {
         (self.last_activity, self.retire_recv_at) = (Some(now), None);
         self.heartbeat.active(now);
     }
 
-    /// Whether a proof, or an answer to a PING, is awaited.
+    /// Whether a proof, or the answer to a keep-alive PING, is awaited.
     pub(super) fn is_asking(&self) -> bool {
         self.heartbeat.is_asking() || self.keep_alive.as_ref().is_some_and(|k| k.is_asking())
     }
@@ -65,7 +67,8 @@ impl Timers {
         all.into_iter().flatten().min()
     }
 
-    /// Whether nothing was received for a while.
+    /// Whether the heartbeat is due, because nothing was received for a while or the connection was
+    /// roused.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         self.heartbeat.deadline().is_some_and(|at| now >= at)
     }

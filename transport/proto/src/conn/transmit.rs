@@ -80,7 +80,7 @@ impl Connection {
         self.wants_flush() || self.credits.return_due() || !self.life.greeted
     }
 
-    /// Whether payload that must be staged first waits to be written.
+    /// Whether any payload that must be staged waits to be written.
     pub fn waits_to_stage(&self) -> bool {
         self.output.has_staged()
     }

@@ -11,7 +11,7 @@ use crate::payload::{LentBody, Payload};
 pub enum Side {
     /// Connects, opens streams, and sends first, as iWARP requires.
     Client,
-    /// Accepts.
+    /// Accepts the connection and its streams.
     Server,
 }
 
@@ -21,7 +21,8 @@ pub enum Side {
 pub enum Flow {
     /// The bytes count against the stream's window.
     Window,
-    /// The bytes count against the stream's limit of requested grants.
+    /// The bytes count against the stream's limit on granted or unread bytes
+    /// ([`Config::bulk_window`](crate::Config::bulk_window)).
     Bulk,
     /// The bytes do not count, because they lie in memory that this side has named.
     Named,
@@ -128,7 +129,7 @@ pub enum Event {
         /// Text for people, as the peer sent it.
         text: String,
     },
-    /// The peer closed the connection with an error.
+    /// The peer closed the connection.
     Closed {
         /// The reason.
         code: CloseCode,

@@ -45,7 +45,7 @@ impl Unread {
         floor || self.held == 0 || u64::from(want) <= self.room()
     }
 
-    /// Adds to the stream's bytes that are granted or unread.
+    /// Adds `len` to the number of the stream's bytes that are granted or unread.
     pub(super) fn add(&mut self, stream: &mut Stream, len: u32) {
         stream.landing.held += u64::from(len);
         self.held += u64::from(len);
@@ -79,8 +79,9 @@ impl Unread {
         Some(increment)
     }
 
-    /// Settles the account of a stream that is removed, with `granted` bytes that have not landed.
-    /// The stream's unread bytes continue to count, unless the application has released the stream.
+    /// Settles the account of a stream that is removed. `granted` is the number of granted bytes
+    /// that have not landed. The stream's unread bytes continue to count, unless the application
+    /// has released the stream.
     #[inline]
     pub(super) fn settle(&mut self, stream: &Stream, granted: u64) {
         let held = stream.landing.held;

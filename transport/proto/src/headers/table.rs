@@ -57,8 +57,8 @@ fn hash(field: &[u8]) -> u64 {
     hash
 }
 
-/// Maps blocks that consist only of references and static pairs to their other form, compressed or
-/// not. The map is cleared when an entry changes.
+/// Caches blocks whose compressed form consists only of references and static pairs. Maps one form
+/// of a block, compressed or not, to the other. The cache is cleared when an entry changes.
 #[derive(Debug, Default)]
 struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
 
@@ -84,7 +84,7 @@ impl Blocks {
 /// The table for sending, which the peer mirrors.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// Empty until a block with other fields than static pairs is compressed.
+    /// Empty until a block that has a field other than static pairs is compressed.
     entries: Vec<TableEntry>,
     blocks: Blocks,
 }
@@ -92,7 +92,7 @@ pub(crate) struct Sent {
 #[derive(Clone, Debug, Default)]
 struct TableEntry {
     field: Vec<u8>,
-    /// Hash of the last field that maps to this entry.
+    /// Hash of the field that mapped to this entry last.
     seen: u64,
 }
 
