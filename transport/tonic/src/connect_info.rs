@@ -67,7 +67,8 @@ impl PartialEq for ConnectionPool {
 
 impl Eq for ConnectionPool {}
 
-/// The path of `request`. For a request over TCP, the path is derived from the TCP connect info.
+/// The path of `request`, with its addresses. For a request over TCP, the addresses come from the
+/// TCP connect info.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -79,7 +80,7 @@ impl Eq for ConnectionPool {}
 /// ```
 pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
     if let Some(info) = request.extensions().get::<RdmaConnectInfo>() {
-        // A caller that keeps the info must not keep the pool alive.
+        // Leave out the pool, so that a caller that keeps the info does not keep the pool alive.
         return RdmaConnectInfo { pool: ConnectionPool::default(), ..info.clone() };
     }
     RdmaConnectInfo {

@@ -22,8 +22,9 @@
 //! | hedges each call, with up to five attempts (the maximum in gRPC) | 4 per answer | the answer restores them |
 //! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
-//! The time passed with a message may be old (`Connection::receive`), which delays the restoring.
-//! The burst also covers this delay: in 0.6 s well-behaved clients use less than half of the burst.
+//! The time that the driver gives for a message may be up to a second old (`Connection::receive`),
+//! which delays the restoring. The burst also covers this delay: in a second, well-behaved clients
+//! use at most 10 S of it.
 
 use std::time::Instant;
 

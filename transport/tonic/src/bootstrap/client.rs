@@ -141,7 +141,8 @@ async fn ask(
     }
     match call(tcp, origin, request, paths, bare).await {
         Ok(response) => {
-            // Decide after the answer, because the connection that carried it is known only now.
+            // Ask `TcpChannel::denies` only after the answer, because the connection that carried
+            // the answer is known only now.
             let denies = |path: Path| tcp.denies(path);
             let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
                 true => Plaintext::and_by_client(reason),
@@ -224,8 +225,8 @@ fn is_unknown_service(status: &Status) -> bool {
             || UNKNOWN_SERVICE.iter().any(|begin| message.starts_with(begin)))
 }
 
-/// Texts of tonic's client for an answer that is not gRPC, because it has no status, another
-/// content type, or no content.
+/// Beginnings of the texts with which tonic's client reports that an answer is not gRPC: it has no
+/// status, a wrong content type, or no content.
 const NOT_GRPC: [&str; 4] =
     ["grpc-status header missing", "protocol error", "Missing response message", "Unexpected EOF"];
 

@@ -185,7 +185,7 @@ impl Gateways {
         Some((*since, *count))
     }
 
-    /// Records the answer to an Offer. `refused` is the reason of a refusal.
+    /// Records the answer to an Offer. `refused` is the reason if the Offer was refused.
     pub(crate) fn answered(&self, peer: SocketAddr, refused: Option<&Reason>) {
         if let Some(live) = self.lock().live.get_mut(&peer) {
             live.asked = true;
@@ -259,8 +259,8 @@ impl Drop for Known {
     }
 }
 
-/// Compares two views of an address. The ends can differ in an IPv6 address's scope, and in whether
-/// an IPv4 address is mapped into IPv6.
+/// Compares an address as the two ends see it. The ends may see different scopes of an IPv6
+/// address, and only one of them may see an IPv4 address mapped into IPv6.
 fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
 }

@@ -24,7 +24,7 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// Time without an answer after which a second request is sent. A server answers within some
+/// Time without an answer after which a second request is sent. A server answers within a few
 /// milliseconds. A server that is too busy to answer the first request within this time answers the
 /// second request late as well.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -151,7 +151,7 @@ impl Plan {
                             ticket = None;
                         }
                         // The server spends a ticket when it sees the ticket. A client that was
-                        // refused as another user has not presented its ticket.
+                        // refused because it runs as another user has not presented its ticket.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
                         // A failed connect over shared memory does not count as reached, because
@@ -199,7 +199,7 @@ impl Plan {
         let (fabric, pool) =
             self.context.toward(rail.path, addr, rail.source, device, limit).await?;
         pool.may_land().map_err(|error| from_error::pool(&error))?;
-        // Lend this server memory that no other process borrows.
+        // Lend this server only memory that no other process borrows.
         let pool = pool.for_peer();
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
@@ -269,10 +269,11 @@ impl Plan {
     }
 }
 
-/// Returns the first answer to a request, or to further requests that are made after [`SILENCE`].
-/// The first request sets `answered[0]`, and all later requests set `answered[1]`. A request that
-/// fails on this host before the server answers does not count as answered, and the other request
-/// continues. If no request is answered, the result is the first request's error.
+/// Returns the first answer, to the first request or to one of the further requests that are made
+/// after [`SILENCE`]. The first request sets `answered[0]`, and all later requests set
+/// `answered[1]`. A request that fails on this host before the server answers does not count as
+/// answered, and the other request continues. If no request is answered, the result is the first
+/// request's error.
 async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,
     answered: &[AtomicBool; 2],
@@ -342,7 +343,7 @@ fn may_have_accepted(code: ReasonCode) -> bool {
 }
 
 /// Guards the pool of an attempt. An attempt that fails or is dropped returns the pool's memory at
-/// once, because possibly no other connection exists that would return it.
+/// once, because there may be no other connection that would return it.
 struct Attempted(Option<Pool>);
 
 impl Attempted {

@@ -8,11 +8,12 @@
 //! | the loss of a fast path | 250 ms | 2 s |
 //! | the loss of a fast path that may drop long packets, while calls take TCP | 250 ms | 2 min |
 //!
-//! Pauses double. An established fast path resets the first three rows, so a server that fails
-//! often but returns each time does not get the long pauses of an absent server. The last two rows
-//! are reset in two cases: the server cannot be reached, which means that the server has ended, or
-//! the fast path has held for [`STABLE`]. If every established fast path reset the last two rows, a
-//! path that connects but loses long packets would fail one call after each short pause.
+//! Pauses double. An established fast path resets the pauses of the first three rows, so a server
+//! that fails often but returns each time does not get the long pauses of an absent server. The
+//! pauses of the last two rows are reset in two cases: the server cannot be reached, which means
+//! that the server has ended, or the fast path has held for [`STABLE`]. If every established fast
+//! path reset the pauses of the last two rows, a path that connects but loses long packets would
+//! fail one call after each short pause.
 
 use std::time::Duration;
 
@@ -103,8 +104,8 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut J
     pause.mul_f64(jitter.from(0.2))
 }
 
-/// A random pause of 10 to 50 ms before the next try, after the server was too busy. The pause
-/// prevents all refused clients from returning at once.
+/// A random pause of 10 to 50 ms before the next try, after a temporary limit was reached. The
+/// pause prevents all refused clients from returning at once.
 pub(crate) fn again(jitter: &mut Jitter) -> Duration {
     Duration::from_millis(50).mul_f64(jitter.from(0.2))
 }

@@ -119,7 +119,7 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let change = match self.changes.poll_recv(cx) {
             Poll::Ready(Some(change)) => change,
-            // Without a sender, the set of endpoints does not change.
+            // Without a sender, the set of endpoints does not change any more.
             Poll::Ready(None) | Poll::Pending => return Poll::Pending,
         };
         Poll::Ready(Some(Ok(match change {

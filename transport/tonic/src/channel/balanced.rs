@@ -100,7 +100,7 @@ impl Balanced {
 /// Waits for the next state of an endpoint.
 async fn next(state: &mut watch::Receiver<FastPathState>) {
     if state.changed().await.is_err() {
-        // Wait for ever, because the endpoint is gone, and `Members` reports its removal.
+        // Wait forever, because the endpoint is gone, and `Members` reports its removal.
         pending().await
     }
 }

@@ -137,8 +137,8 @@ fn forwarded(request: Request<Incoming>) -> Request<Body> {
             None => request.headers_mut().remove(USER_AGENT),
         };
     }
-    // The body may stay where it landed, because HTTP/2 copies it into the pipe and does not parse
-    // it.
+    // The response's body may stay where it landed, because HTTP/2 copies the body into the pipe
+    // and does not parse it.
     request.extensions_mut().insert(Piped);
     request
 }
@@ -193,7 +193,8 @@ impl http_body::Body for EndsWithStatus {
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // The code comes first, so the code is sent even if the text or the metadata cannot be sent.
+    // An error can only come from the text or the details. The metadata and the code have been
+    // added by then and are still sent.
     let _ = status.add_header(&mut trailers);
     trailers
 }

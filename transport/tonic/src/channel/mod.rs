@@ -117,9 +117,9 @@ const INHERITED: Forked = Forked("the channel");
 ///
 /// # Errors of calls
 ///
-/// On either path, a call fails with [`tonic::transport::Error`], as on tonic's channel, so
-/// `status.source()` downcasts to it. [`Reason::of`] finds the reason if a required fast path is
-/// not available.
+/// On either path, the channel reports a failed call with [`tonic::transport::Error`], as tonic's
+/// channel does. A stub returns a `Status` whose `source()` downcasts to this error. [`Reason::of`]
+/// finds the reason if a required fast path is not available.
 ///
 /// In a child of fork(2), calls of a channel that was made before the fork fail with UNAVAILABLE,
 /// and the text names the fork as the cause. A channel that the child makes works.

@@ -75,7 +75,8 @@ pub(crate) struct ChannelState {
     /// Scheme, authority and user agent of calls on the fast path. tonic sets them on TCP.
     pub(crate) origin: Arc<Origin>,
     pub(crate) start: Start,
-    /// Notified when a call finds that the fast path takes no new calls.
+    /// Notified when a call finds that the fast path takes no new calls, and when the connection is
+    /// handed over.
     pub(crate) stale: Notify,
 }
 
@@ -109,8 +110,8 @@ impl ChannelState {
         }
     }
 
-    /// Returns the state of another connection. The other connection never requires the fast path,
-    /// because calls take the first connection until the other connection is up.
+    /// Returns the state of another connection of the channel. The other connection never requires
+    /// the fast path, because calls take the first connection until the other connection is up.
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());

@@ -12,9 +12,10 @@ use crate::path::reason::{Reason, ReasonCode};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Life {
     Open,
-    /// This side has ended the connection after an error. One CLOSE frame is on its way.
+    /// This side ends the connection, after an error or in good order. The CLOSE frame still has to
+    /// be sent.
     Closing(Reason),
-    /// The queue pair is destroyed.
+    /// The link has ended. The driver destroys the queue pair next.
     Dead(Reason),
 }
 
@@ -69,8 +70,9 @@ impl Lifecycle {
         self.end_reason().map(ended)
     }
 
-    /// Makes new calls of both ends take another path, for this reason. Calls in flight continue on
-    /// this connection. Later reasons are ignored.
+    /// Makes new calls take another path, for this reason: a client tells its channel, and a server
+    /// sends GOAWAY to the client. Calls in flight continue on this connection. Later reasons are
+    /// ignored.
     pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;

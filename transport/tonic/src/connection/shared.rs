@@ -33,7 +33,7 @@ pub(crate) struct SharedConnection {
     pub(crate) id: u64,
     /// When the connection was established.
     since: Instant,
-    /// Bytes for control messages at rest.
+    /// Bytes of memory that the connection has for control messages while it is at rest.
     control_memory: usize,
 }
 

@@ -88,9 +88,9 @@ impl ConnectionState {
         self.usage.close();
     }
 
-    /// Grants the landing memory that the peer wants, then posts the protocol's messages with one
-    /// doorbell. If the link copies, the peer sees messages before the copies begin. An error is
-    /// kept for the driver, which is woken.
+    /// Grants the landing memory that the peer wants, then posts the protocol's messages and
+    /// WRITEs. If the link copies, the peer sees messages before the copies begin. An error is kept
+    /// for the driver, which is woken.
     pub(crate) fn flush(&mut self) {
         let flush = self.copies.full_flush();
         self.run_flush(flush);
@@ -145,8 +145,8 @@ impl ConnectionState {
     /// Like [`flush`](Self::flush), but for calls. After each run of the driver, the first call and
     /// every eighth call after it post their work themselves. The other calls leave their work to
     /// the driver, which posts all of it together. An early post lets the peer begin with the first
-    /// message. A peer that shares this processor could not begin before the other calls have run,
-    /// so if several calls are in flight, all calls leave their work to the driver.
+    /// message. A peer that shares this processor could not begin before the other calls have run.
+    /// With such a peer and several calls in flight, all calls leave their work to the driver.
     ///
     /// If there is nothing to flush, returns false without updating the counters.
     pub(crate) fn flush_soon(&mut self) -> bool {

@@ -151,7 +151,7 @@ pub struct ConnectionInfo {
     /// it has asked.
     pub asked: bool,
     /// On TCP, why the server refused the fast path when the client last asked for it. On a fast
-    /// path, why the connection takes no new calls. `None` if no reason exists.
+    /// path, why the connection takes no new calls. `None` if there is no reason.
     pub reason: Option<Reason>,
     /// The use of a fast-path connection. `None` on TCP, because tonic owns the TCP connections.
     pub usage: Option<ConnectionUsage>,
@@ -175,8 +175,8 @@ pub struct ConnectionUsage {
     pub peer_credits: u32,
     /// Number of times that output has waited for a credit.
     pub credit_waits: u64,
-    /// Bytes for control messages while the connection is at rest. These bytes are pinned, except
-    /// on shared memory. A busy connection takes more bytes.
+    /// Bytes of memory for control messages while the connection is at rest. This memory is pinned,
+    /// except on shared memory. A busy connection takes more memory.
     pub control_memory: usize,
     /// Bytes of the pool's landing memory that the connection holds.
     pub landing_memory: usize,

@@ -75,12 +75,12 @@ impl ContextBuilder {
     /// copied, so a reader that keeps received messages does not delay other readers.
     ///
     /// **Each peer that borrows maps, read-only, the send memory of the pool of its connection**:
-    /// at a client the memory of [`Channel::pool`](crate::Channel::pool), at a server that of the
-    /// request's [`pool`](crate::pool()). The peer sees only the content of buffers from that pool.
-    /// A message in another connection's buffer is copied. For a peer that runs as another user,
-    /// use [`Lending::OneProcess`], which names the process. As over RDMA, the sending process
-    /// could change a message while the peer reads it, so a peer that does not trust the sender
-    /// must not borrow.
+    /// at a client the memory of [`Channel::pool`](crate::Channel::pool), at a server the memory of
+    /// the request's [`pool`](crate::pool()). The peer sees only the content of buffers from that
+    /// pool. A message in another connection's buffer is copied. For a peer that runs as another
+    /// user, use [`Lending::OneProcess`], which names the process. As over RDMA, the sending
+    /// process could change a message while the peer reads it, so a peer that does not trust the
+    /// sender must not borrow.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self
@@ -162,7 +162,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     ///
-    /// `bytes` is not a power of two, or above 4096.
+    /// `bytes` is not a power of two, or is above 4096.
     pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, InvalidAlignment> {
         let align = u16::try_from(bytes).map_err(|_| InvalidAlignment(bytes))?;
         let config = Config { align, ..Config::default() };

@@ -20,7 +20,7 @@ use crate::path::from_error;
 use crate::path::reason::Reason;
 
 /// Time between two snapshots of the host while the host changes, or if the kernel does not report
-/// changes. A snapshot costs some system calls.
+/// changes. A snapshot costs several system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two snapshots while no change is reported. The kernel never reports changes of
 /// RLIMIT_MEMLOCK.

@@ -259,8 +259,9 @@ impl Context {
         Ok((fabric, pool))
     }
 
-    /// The places where a server listens for a path. On RDMA, the place is the TCP port's address
-    /// if a device has it, and otherwise every address of a device.
+    /// The places where a server listens for a path. On RDMA, if a device has the address of the
+    /// server's TCP port, that address is the only place. Otherwise every address of each device is
+    /// a place.
     pub(crate) async fn local(
         &self,
         path: Path,
@@ -367,7 +368,7 @@ impl Context {
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
-        // Forget the old registrations: the device was removed and has returned.
+        // Forget old registrations, because the device may have been removed and have returned.
         self.0.state.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {

@@ -6,13 +6,13 @@
 //! | of an RDMA device | does not limit this process | a sixteenth of memory, within [`PINNED`] |
 //! | for shared memory | pins nothing | an eighth of memory, within [`SHARED`] |
 //!
-//! No default is more than a quarter of memory, because all memory that peers may write to has to
-//! fit into the machine's memory.
+//! Except on machines with very little memory, no default is more than a quarter of memory, because
+//! all memory that peers may write to has to fit into the machine's memory.
 //!
 //! "Memory" here is the machine's memory, or the part that this process's control group may use. A
 //! pool maps and pins memory on demand, so its size is an upper bound. The connections that
-//! transfer bulk at the same time share the pool. With 64 connections, each needs several MiB to
-//! keep several messages of 1 MiB in flight.
+//! transfer bulk at the same time share the pool. Each of these connections, for example each of
+//! 64, needs several MiB to keep several messages of 1 MiB in flight.
 //!
 //! `TONIC_RDMA_POOL` replaces the total that the program has set. Parts that the program has set
 //! keep their proportions.

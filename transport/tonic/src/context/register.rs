@@ -64,8 +64,8 @@ impl Context {
     /// fields of 32 KiB and more in this memory are then not copied either: the peer reads these
     /// fields in place.
     ///
-    /// The memory is its own file, which the borrowing processes map read-only and **whole**. These
-    /// processes see all of this memory and no other memory: with
+    /// The memory is a separate file, which the borrowing processes map read-only and **whole**.
+    /// These processes see all of this memory and no other memory: with
     /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
     /// lends only memory that was registered with this method. All of the memory may be lent at the
     /// same time. The memory stays registered until the last reader has dropped it.

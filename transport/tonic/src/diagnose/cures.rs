@@ -46,7 +46,7 @@ const PACKAGES: [(&[&str], &str, &str); 4] = [
     (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
 ];
 
-/// Installs rdma-core. Returns the command for this distribution, or all commands if the
+/// The cures that install rdma-core: the command for this distribution, or all commands if the
 /// distribution is unknown.
 pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     let all = || {
@@ -63,7 +63,7 @@ pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     }
 }
 
-/// Starts a subnet manager.
+/// The cures that start a subnet manager.
 pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
     let what = "run a subnet manager on one host of the InfiniBand network, unless a switch does";
     let is = |names: &[&str]| families.iter().any(|family| names.contains(&family.as_str()));
@@ -81,7 +81,7 @@ pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
     vec![run, advice("or switch on the subnet manager of a managed switch")]
 }
 
-/// Raises the limit so that the whole pool fits.
+/// The cures that raise RLIMIT_MEMLOCK so that the whole pool fits.
 pub(super) fn memlock(
     host: &Host,
     memlock: Option<&MemlockReport>,
@@ -100,7 +100,7 @@ pub(super) fn memlock(
     raised.cures(host, parent)
 }
 
-/// Raises the limit so that a server has room for its connections.
+/// The cures that raise the limit of descriptors so that a server has room for its connections.
 pub(super) fn descriptors(
     host: &Host,
     limit: &DescriptorsReport,
@@ -191,7 +191,7 @@ pub(super) fn other_namespace(host: &Host) -> Vec<Cure> {
     ]
 }
 
-/// Creates the files of /dev/infiniband.
+/// The cures that create the files of /dev/infiniband.
 pub(super) fn device_files(host: &Host, module: Option<&str>) -> Vec<Cure> {
     if let Some(module) = module {
         return vec![root("load the kernel module", format!("modprobe {module}"))];
@@ -254,7 +254,7 @@ pub(super) fn interface_down(device: &Device, down: &Interface) -> (String, Vec<
 }
 
 /// Whether the kernel says that the device is neither InfiniBand, RoCE nor iWARP. Only these three
-/// have connections.
+/// support connections.
 pub(super) fn is_unconnected(device: &Device) -> bool {
     device.transport == "unknown transport" && !device.ports.is_empty()
 }

@@ -87,7 +87,8 @@ impl Left {
 #[derive(Debug, Default)]
 struct RailsInUse {
     rails: Vec<Used>,
-    /// The rail on which the first connection was lost, until the first connection is up again.
+    /// The rail on which the first connection was lost or blocked, until the first connection is up
+    /// again.
     lost: Option<RailKey>,
 }
 
@@ -127,9 +128,9 @@ impl Rails {
     }
 
     /// Returns the rails in the order in which a connection tries them. Within a path, the order
-    /// depends first on whether a rail failed lately, then on whether another connection uses it,
-    /// and last on whether its device is on another NUMA node. All connections but the first try
-    /// only rails that no other connection uses.
+    /// depends first on whether a rail failed lately, then on whether another connection uses a
+    /// device of the rail, and last on whether this host's device is on another NUMA node. All
+    /// connections but the first try only rails whose devices no other connection uses.
     pub(super) fn order(
         &self,
         connection: usize,

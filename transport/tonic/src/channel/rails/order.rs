@@ -1,8 +1,8 @@
 //! Pairs the devices of this host with the server's places.
 //!
-//! A place is reached from each device of this host that has an address in its network. If no
-//! device has such an address, the place is reached from each device on the kernel's route to the
-//! place, as in fabrics where each port has its own network (a /31). Without such a route, the
+//! A place is reached from each device of this host that has an address in the place's network. If
+//! no device has such an address, the place is reached from each device on the kernel's route to
+//! the place, as in fabrics where each port has its own network (a /31). Without such a route, the
 //! device that the application has named is used, or else the kernel chooses the device. iWARP
 //! pairs only with iWARP.
 //!

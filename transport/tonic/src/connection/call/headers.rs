@@ -78,7 +78,7 @@ fn is_connection_specific(name: &HeaderName) -> bool {
     *name == header::CONNECTION || *name == header::TRANSFER_ENCODING || *name == header::HOST
 }
 
-/// Indices of the fields that nearly every call has.
+/// The bytes that encode the fields that nearly every call has.
 const POST: u8 = pair(":method", "POST");
 const OK: u8 = pair(":status", "200");
 const GRPC: u8 = pair("content-type", "application/grpc");
@@ -166,7 +166,7 @@ pub(crate) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
     block(|block| put_map(block, map))
 }
 
-/// The fields of the static tables, without the pseudo-fields. A block may repeat them.
+/// The names and pairs of the static tables, parsed once. Pseudo-fields are `None`.
 struct Known {
     names: Vec<Option<HeaderName>>,
     pairs: Vec<Option<(HeaderName, HeaderValue)>>,

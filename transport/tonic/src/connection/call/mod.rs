@@ -33,8 +33,8 @@ use crate::connection::call::stream_io::StreamIo;
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
 
-/// Keeps a stream's [`StreamIo`]. Dropping the last handle removes the stream, and resets it unless
-/// its whole body has been queued. A response that is queued to its end is still sent.
+/// Keeps a stream's [`StreamIo`]. Dropping the last handle removes the stream and resets it. A
+/// server's response that has been queued to its end is still sent.
 #[derive(Debug)]
 pub(crate) struct StreamRef {
     pub(crate) shared: Arc<SharedConnection>,
@@ -56,7 +56,7 @@ pub(crate) struct Opened {
 }
 
 impl StreamRef {
-    /// Creates the handles. `state` is the locked state of `shared`, and contains the stream.
+    /// Creates a handle. `state` is the locked state of `shared`, and contains the stream.
     pub(crate) fn new(
         shared: &Arc<SharedConnection>,
         state: &mut ConnectionState,

@@ -62,7 +62,7 @@ pub(crate) struct RecvBody {
     finished: bool,
     /// Whether the deframer has received the last bytes.
     ended: bool,
-    /// Measures the call that this body's response answers.
+    /// Measures the call, if this is the body of its response.
     timer: CallTimer,
 }
 
@@ -123,9 +123,9 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// Gives a part to the deframer. The reader may keep the part in landing memory for any time.
-    /// Begins to copy the part instead, if messages are copied before they are read, or if readers
-    /// hold as much landing memory as they may.
+    /// Gives a part to the deframer. The reader may keep the part in landing memory for any length
+    /// of time. Begins to copy the part instead, if messages are copied before they are read, or if
+    /// readers hold as much landing memory as they may.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),

@@ -22,8 +22,8 @@ use crate::connection::call::{StreamRef, headers};
 use crate::connection::state::ConnectionState;
 use crate::telemetry::metrics::CallTimer;
 
-/// Number of bytes to take from a body before they are queued together, if the body has as many
-/// bytes ready.
+/// Number of bytes that are taken from a body and queued together, if the body has that many bytes
+/// ready.
 const MIN_GATHER: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct SendBody {
     waits_for_room: bool,
     /// The panic of the body. A body that has panicked is not polled again.
     panic: Option<Panic>,
-    /// Measures the call that this body's response answers.
+    /// Measures the call, if this is the body of its response.
     timer: CallTimer,
 }
 
@@ -316,7 +316,7 @@ impl SendBody {
     }
 }
 
-/// Whether HTTP/2's CANCEL is the cause.
+/// Whether HTTP/2's CANCEL is the cause of the status.
 fn passes_on_cancellation(status: &Status) -> bool {
     let cause = std::iter::successors(status.source(), |&error| error.source());
     cause
@@ -351,7 +351,7 @@ fn not_queued(error: SendError) -> Status {
     }
 }
 
-/// A body whose beginning had already been read.
+/// A body whose beginning has already been read.
 struct Restored {
     out: SendBody,
     segments: VecDeque<Bytes>,
@@ -377,7 +377,8 @@ impl http_body::Body for Restored {
         match std::mem::replace(&mut out.state, BodyState::Queued) {
             BodyState::Reading => {
                 out.state = BodyState::Reading;
-                // The transport that polls this body decides whether messages are split.
+                // Do not use `out.encoder`, because the transport that polls this body decides
+                // whether messages are split.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
             BodyState::Failed(status) => Poll::Ready(Some(Err(status))),

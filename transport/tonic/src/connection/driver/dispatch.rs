@@ -175,7 +175,8 @@ impl ConnectionState {
                 }
                 Event::Quiet => {
                     match self.link.get_mut().map(Link::shrink) {
-                        // Report these RECVs in the order of posting (R1).
+                        // Report these RECVs now, because credits must be given in the order in
+                        // which RECVs were posted (R1).
                         Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
                         Some(Err(error)) => {
                             self.tasks.fail(error);

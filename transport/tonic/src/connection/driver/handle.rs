@@ -129,7 +129,7 @@ impl ReadyTasks {
         self.ready.pop()
     }
 
-    /// Takes all tasks that were made ready, in their order.
+    /// Takes all tasks that were made ready, in the order in which they were made ready.
     #[inline]
     pub(crate) fn take_ready(&mut self) -> SmallVec<[Waker; 4]> {
         std::mem::take(&mut self.ready)

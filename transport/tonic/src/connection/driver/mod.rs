@@ -32,7 +32,7 @@ use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Rounds of one turn before other tasks run.
+/// Maximum number of rounds in one turn. After a turn, other tasks run.
 const MAX_ROUNDS: usize = 16;
 /// While streams are open, metrics are recorded once in this number of rounds, and when timers
 /// expire.

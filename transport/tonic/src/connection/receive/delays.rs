@@ -182,7 +182,7 @@ impl Stall {
 /// The copies of unread data that the driver still has to make, over several turns (R20).
 #[derive(Debug, Default)]
 pub(crate) struct Relief {
-    /// The streams whose payload is copied, in their order.
+    /// The streams whose payload is copied, in this order.
     pub(super) streams: VecDeque<StreamId>,
     /// Number of copied bytes after which no further stream is copied.
     pub(super) want: usize,
@@ -260,8 +260,8 @@ impl LandingWait {
 /// within this time.
 const DRAIN: Duration = Duration::from_millis(50);
 
-/// The delay after which grants are recalled, while landing memory above the connection's share is
-/// returned for another connection that waits.
+/// The delay before grants are recalled from a connection that holds more than its share of landing
+/// memory while another connection waits.
 ///
 /// Chunks that are chosen for return are not granted any more. If the peer is fast, data in flight
 /// lands within [`DRAIN`] and the readers free its memory. Then the remaining grants are recalled.

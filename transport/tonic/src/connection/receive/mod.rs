@@ -69,7 +69,7 @@ pub(crate) struct LandingMemory {
     stall: Stall,
     /// The turns that other tasks get before delays end.
     grace: Grace,
-    /// The copies that the end of [`stall`](Self::stall) has caused.
+    /// The copies of unread data that the driver still has to make.
     relief: Relief,
     /// When to recall grants, so that other connections get memory.
     reclaim_delay: ReclaimDelay,

@@ -24,7 +24,8 @@ impl LandingMemory {
     }
 
     /// Counts one run of the driver's task as a grace turn. Handles expired delays after the last
-    /// turn, and otherwise continues a relief. Returns true if messages may be ready to send.
+    /// turn, and otherwise continues to copy unread data. Returns true if messages may be ready to
+    /// send.
     #[inline]
     pub(crate) fn grace_turn(
         &mut self,

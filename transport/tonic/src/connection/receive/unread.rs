@@ -114,7 +114,7 @@ impl Joining {
     }
 }
 
-/// The unread pieces of one stream, in their order. Each piece has at least one byte.
+/// The unread pieces of one stream, in the order of the body. Each piece has at least one byte.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pieces: Fifo<Piece>,

@@ -156,8 +156,8 @@ impl LinkIo {
         }
     }
 
-    /// Posts the protocol's messages and WRITEs with one doorbell, within the limits of `flush`.
-    /// `closing` says that the connection's end waits for its last message.
+    /// Posts the protocol's messages and WRITEs within the limits of `flush`, and rings the
+    /// doorbell. `closing` says that the connection's end waits for its last message.
     pub(crate) fn post(
         &mut self,
         conn: &mut Connection,
@@ -255,8 +255,8 @@ impl LinkIo {
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
                     let queued = link.queue(id, work, report)?;
-                    // Check the bytes before the peer is told that they are complete, because they
-                    // may be zeros.
+                    // Check the bytes before the peer is told that they are complete, because the
+                    // bytes of a truncated file read as zeros.
                     check_not_truncated(&src, link)?;
                     if queued == Posted::Done {
                         self.in_flight.done(id);

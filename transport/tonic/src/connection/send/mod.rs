@@ -40,8 +40,8 @@ impl LinkIo {
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
-            // Whether a WRITE can send the chunk in place, because the device knows the memory or
-            // the link copies from any memory.
+            // Find out whether the device knows the segment's memory, so that a WRITE can send the
+            // segment in place.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let registered = if eager || framing { None } else { self.pool.resolve(&bytes) };
             let in_pool = registered.is_some();
