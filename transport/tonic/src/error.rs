@@ -32,7 +32,7 @@ pub enum Cause {
     #[error("TLS needs a cryptography provider, and this program has none")]
     NoCryptography,
     /// An environment variable of this process has a bad value. Correct the value where the process
-    /// is started. A call fails with UNAVAILABLE.
+    /// is started. Calls fail with UNAVAILABLE.
     #[error(transparent)]
     Environment(BadEnvironment),
     /// The fast path is required and not available. The requirement comes from
@@ -132,8 +132,8 @@ impl Reason {
 /// Converts any error to the type that tonic's channel and server use. An error of that type stays
 /// as it is.
 pub(crate) fn in_tonics_type(e: BoxError) -> Error {
-    /// An error whose conversion to an endpoint fails, because tonic wraps another error only in
-    /// that conversion.
+    /// An error that cannot be converted to an endpoint. tonic wraps errors of other types only
+    /// when such a conversion fails.
     struct Failed(BoxError);
 
     impl TryFrom<Failed> for tonic::transport::Endpoint {
@@ -181,7 +181,7 @@ impl From<InvalidAlignment> for Error {
 }
 
 /// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that is
-/// not a power of two, or above 4096.
+/// not a power of two, or is above 4096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "landed payload cannot be aligned to {0} bytes, as the caller asks: the alignment must be a \

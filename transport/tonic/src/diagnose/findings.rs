@@ -409,7 +409,9 @@ impl Explain<'_> {
         (what, cures)
     }
 
-    /// The interface to use for a software device, which is the interface with most traffic.
+    /// The Ethernet interface to use for a software device. An interface is better if it is up, has
+    /// the default route, has any route, has a carrier, or has a PCI device's driver, in this order
+    /// of importance.
     fn soft_interface(&self) -> Option<&Interface> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());

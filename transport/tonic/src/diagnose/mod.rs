@@ -48,8 +48,8 @@ pub use report::{
 /// A diagnosis reads the system's own information. On each RDMA device it creates everything that a
 /// connection needs (protection domain, registration, queues, queue pair), and connects the device
 /// to itself. Then it runs the transport's own decision. With a [peer](Diagnose::peer) it also
-/// requests a server's offer, connects, and measures for some seconds: calls over both paths, and
-/// SENDs and WRITEs without calls.
+/// requests a server's offer, connects, and measures for several seconds: calls over both paths,
+/// and SENDs and WRITEs without calls.
 ///
 /// A diagnosis works without rdma-core, without the feature `verbs` and on any operating system.
 /// Information that is not available is left empty. The diagnosis releases everything that it
@@ -100,9 +100,9 @@ impl Diagnose {
     /// Set a server to query, with all settings of an [`Endpoint`]: TLS, credentials for the Offer,
     /// policy, fabrics.
     ///
-    /// The diagnosis sends the server some thousand calls and, on a fast network, some gigabytes,
-    /// over both paths and without calls. The calls pass through the server's layers, with the
-    /// metadata of the endpoint's [`offer_metadata`](Endpoint::offer_metadata).
+    /// The diagnosis sends the server several thousand calls and, on a fast network, several
+    /// gigabytes, over both paths and without calls. The calls pass through the server's layers,
+    /// with the metadata of the endpoint's [`offer_metadata`](Endpoint::offer_metadata).
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -145,7 +145,8 @@ impl Diagnose {
                 Reason::new(ReasonCode::LinkLost, format!("calls over the path failed: {why}"))
             });
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast()) && failed.is_none();
-            // A problem of this host applies to any peer, and can be fixed here.
+            // Report a problem of this host only if the peer gives no reason. The problem applies
+            // to any peer.
             let local = diagnosis.reason.take();
             diagnosis.reason = match diagnosis.rdma {
                 true => None,

@@ -73,7 +73,7 @@ pub struct Bare {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Direction {
-    /// To the server and back: a call with both, or a SEND in each direction.
+    /// To the server and back: a call with payload in both directions, or a SEND in each direction.
     Both,
     /// To the server: requests, or WRITEs.
     Up,

@@ -29,7 +29,7 @@ pub struct Diagnosis {
     pub settings: PathSettings,
     /// The operating system.
     pub host: Host,
-    /// rdma-core.
+    /// The libraries of rdma-core.
     pub library: Library,
     /// The parts of the kernel that RDMA needs.
     pub modules: Vec<Module>,
@@ -113,9 +113,9 @@ pub struct PathSettings {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Host {
-    /// `linux`, `macos`, ...
+    /// The name of the operating system: `linux`, `macos`, ...
     pub os: &'static str,
-    /// `x86_64`, `aarch64`, ...
+    /// The processor architecture: `x86_64`, `aarch64`, ...
     pub arch: &'static str,
     /// The kernel's release, as `uname -r` shows it.
     pub kernel: Option<String>,
@@ -155,7 +155,7 @@ pub enum RunsIn {
     Kubernetes,
 }
 
-/// rdma-core.
+/// The libraries of rdma-core, and whether this process could load them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -221,7 +221,7 @@ pub struct DeviceFile {
 pub struct Device {
     /// The device's name, as `rdma link` shows it.
     pub name: String,
-    /// `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
+    /// The transport: `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
     pub transport: String,
     /// The kernel driver of the PCI device. `None` for software devices.
     pub driver: Option<String>,
@@ -272,11 +272,11 @@ pub struct PcieLink {
 pub struct Port {
     /// The port number, from 1.
     pub number: u32,
-    /// `DOWN`, `INIT`, `ARMED`, `ACTIVE`, ...
+    /// The port's state: `DOWN`, `INIT`, `ARMED`, `ACTIVE`, ...
     pub state: String,
-    /// `LinkUp`, `Disabled`, `Polling`, ...
+    /// The physical state: `LinkUp`, `Disabled`, `Polling`, ...
     pub physical_state: Option<String>,
-    /// `Ethernet` or `InfiniBand`.
+    /// The link layer: `Ethernet` or `InfiniBand`.
     pub link_layer: String,
     /// Active MTU in bytes. `None` if rdma-core does not report it.
     pub mtu: Option<u32>,

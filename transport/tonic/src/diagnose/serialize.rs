@@ -17,7 +17,7 @@ macro_rules! by_name {
 
 by_name!(ReasonCode Path Policy FabricKind);
 
-/// `{"code":"memlock","side":"local","detail":"..."}`
+/// Serializes a reason, for example as `{"code":"memlock","side":"local","detail":"..."}`.
 impl Serialize for Reason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let side = match self.side() {

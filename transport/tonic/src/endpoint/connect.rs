@@ -104,7 +104,8 @@ impl Endpoint {
         Channel::lazy(tcp, self, EnvSettings::read())
     }
 
-    /// The future is boxed, so that it is compiled in this crate and not in each program.
+    /// Connects with this connector. The future is boxed, so that it is compiled in this crate and
+    /// not in each program.
     fn connect_over(
         &self,
         (connector, local_addr): (AnyConnector, LocalAddr),

@@ -102,7 +102,7 @@ impl Endpoint {
         Ok(Self { tcp: tonic::transport::Endpoint::new(this.tcp)?, ..this })
     }
 
-    /// Convert an `Endpoint` from a static string.
+    /// Create an `Endpoint` from a static string.
     ///
     /// # Panics
     ///
@@ -122,7 +122,7 @@ impl Endpoint {
         Self { tcp, shared }
     }
 
-    /// Convert an `Endpoint` from shared bytes.
+    /// Create an `Endpoint` from shared bytes.
     ///
     /// # Errors
     ///

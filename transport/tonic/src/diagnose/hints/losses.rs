@@ -41,7 +41,8 @@ const LOSSES: [&[&str]; 6] = [
         "seq_err_naks_rcvd",
         "to_retransmits",
     ],
-    // irdma: without and with an adapter of the third generation, and before Linux 6.18.
+    // irdma: the names for adapters before the third generation and of the third generation, and
+    // the names before Linux 6.18.
     &[
         "CRC errors",
         "InProtoErrors",
@@ -106,8 +107,8 @@ impl Losses {
     }
 }
 
-/// The kernel has no files for an interface's traffic classes, so the command `dcb` asks the
-/// kernel.
+/// The cures for lost packets of this device. The command `dcb` shows the interface's traffic
+/// classes, because the kernel has no files for them.
 fn cures(device: Option<&Device>) -> Vec<Cure> {
     let mut cures = vec![advice(
         "check that the switch ports treat RoCE as lossless (PFC), or that ECN keeps queues \

@@ -92,8 +92,9 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
     Some(Hint { cures, ..hint("roce-mtu", device, what) })
 }
 
-/// The connection manager uses the version that is set in configfs, and otherwise the port's newest
-/// version. A device has a directory in configfs only if somebody created the directory.
+/// A hint if a port connects by RoCE v1. The connection manager uses the version that is set in
+/// configfs, and otherwise the port's newest version. A device has a directory in configfs only if
+/// somebody created the directory.
 fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
     const V1: &str = "RoCE v1";
     const V2: &str = "RoCE v2";
@@ -256,7 +257,7 @@ fn pcie_link(files: &SystemFiles, devices: &[Device], device: &Device) -> Option
     Some(Hint { name: "pcie-link", device: Some(device.name.clone()), what, cures })
 }
 
-/// The device's address, such as `0000:81:00.0`.
+/// The device's PCI address, such as `0000:81:00.0`.
 fn pci_address(files: &SystemFiles, device: &Device) -> Option<String> {
     files.target(&format!("/sys/class/infiniband/{}/device", device.name))
 }

@@ -207,8 +207,9 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
     }]
 }
 
-/// Creates on a device everything that a connection needs, and then a connection. Returns whether
-/// the device applies the memlock limit even to processes with CAP_IPC_LOCK.
+/// Creates on a device everything that a connection needs, and then a connection. Returns how many
+/// bytes a connection's queues pin on the device, and whether the device applies the memlock limit
+/// even to processes with CAP_IPC_LOCK.
 async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     let name = device.name.clone();
     let simulated = context.simulated();
@@ -338,7 +339,7 @@ async fn verdict(request: &DiagnosisRequest, devices: &[Device]) -> Result<(), R
     }
 }
 
-/// Facts for the cures that the report does not contain.
+/// Facts that the cures need and the report does not contain.
 #[derive(Debug, Clone, Default)]
 pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) interfaces: Vec<Interface>,

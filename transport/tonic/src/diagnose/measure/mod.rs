@@ -38,8 +38,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of the rows. Short transfers come first. On a network that loses packets, long
 /// transfers may be left out.
 const ROWS_LIMIT: Duration = Duration::from_secs(15);
-/// Minimum duration of a row for each way. If one transfer takes longer, only this transfer is
-/// measured.
+/// Minimum duration of a row for each way. If the first transfers, one for each that may be in
+/// flight, take longer, only these are measured.
 const ROW: Duration = Duration::from_millis(20);
 const ROWS: [Row; 14] = [
     row(Direction::Both, SMALL, 1),
@@ -177,7 +177,7 @@ async fn rate(way: Option<&mut impl Mover>, row: Row) -> Result<Option<f64>, Str
         if took >= ROW {
             return Ok(Some(count as f64 / took.as_secs_f64()));
         }
-        // The number of operations that take `ROW`, with a margin.
+        // The factor by which the number of operations has to grow to take `ROW`, with a margin.
         let wanted = ROW.as_secs_f64() * 1.2 / took.as_secs_f64().max(1e-6);
         count = (count as f64 * wanted.clamp(2.0, 16.0)) as usize;
     }
