@@ -73,7 +73,7 @@ pub struct LandIn<T> {
 }
 
 /// The result of an allocator of [`Server::land_in`](crate::Server::land_in): a buffer by value, or
-/// a [`LandIn`], which several requests use one after the other.
+/// a [`LandIn`], which several requests can use one after the other.
 pub trait IntoLandIn: sealed::Sealed {
     /// The application's buffer.
     type Buffer: AsMut<[u8]> + Send + 'static;
@@ -113,7 +113,7 @@ impl<T: AsMut<[u8]> + Send + 'static> IntoLandIn for LandIn<T> {
 pub struct Finished<T> {
     /// The buffer that was given to [`LandIn::new`].
     pub buffer: T,
-    /// The content of the buffer.
+    /// How the field got into the buffer, or why the buffer is empty.
     pub outcome: Outcome,
 }
 
@@ -201,7 +201,8 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// Cancel safe: the buffer stays in place, and `finish` can be called again.
     ///
     /// # Errors
-    /// [`FinishError::Viewed`] if the reply is alive, [`FinishError::Taken`] the second time.
+    /// [`FinishError::Viewed`] if the reply is alive, [`FinishError::Taken`] if the buffer was
+    /// already returned.
     pub async fn finish(&self) -> Result<Finished<T>, FinishError> {
         let buffer = &self.target.buffer;
         buffer.close();

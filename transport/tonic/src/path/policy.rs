@@ -120,7 +120,7 @@ impl fmt::Display for FabricKind {
     }
 }
 
-/// Returns the list without duplicates, in its order.
+/// Returns the list without duplicates, in the same order.
 pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<FabricKind> {
     let mut list = Vec::new();
     for kind in kinds {

@@ -203,7 +203,8 @@ where
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             throttled!(info, path = "tcp", why, "clients stay on TCP");
-            // `serve_until` returns only after every clone is dropped.
+            // Drop the sender, because `serve_until` returns only after every clone of it is
+            // dropped.
             drop(alive);
         }
         None => {
@@ -234,7 +235,8 @@ where
 struct Tasks(JoinSet<()>);
 
 impl Tasks {
-    /// The future is boxed, so that it is compiled in this crate and not in each program.
+    /// Starts a task for each path. The future is boxed, so that it is compiled in this crate and
+    /// not in each program.
     fn start(
         &mut self,
         fast: FastPath,

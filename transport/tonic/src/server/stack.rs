@@ -82,8 +82,8 @@ where
     }
 }
 
-/// Builds the stack of one connection, with its own concurrency limit. The link turns errors into
-/// responses.
+/// Builds the stack of one connection, with its own concurrency limit. The connection turns errors
+/// into responses.
 fn of_connection<S>(
     layered: S,
     settings: &ServerSettings,

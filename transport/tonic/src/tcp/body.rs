@@ -288,7 +288,7 @@ pub(crate) struct TcpRecvBody {
     /// constructor has checked for the end. Each check takes a lock in h2.
     polled: bool,
     counters: Arc<Counters>,
-    /// Measures the call that this body's response answers.
+    /// Measures the call, if this is the body of its response.
     timer: CallTimer,
 }
 

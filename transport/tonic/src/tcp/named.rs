@@ -15,7 +15,8 @@ use crate::land_in::Claimed;
 use crate::tcp::{TcpClient, boxed};
 use crate::telemetry::stats::Counters;
 
-/// A body whose messages are gathered, so that the decoder copies the field.
+/// A body whose messages are gathered, so that the decoder copies the field to the application
+/// buffer.
 struct NamedBody {
     inner: Body,
     deframer: Deframer,
@@ -31,7 +32,7 @@ pub(crate) fn response(
     client: &TcpClient,
 ) -> Response<Body> {
     let messages = is_plain_grpc(response.headers());
-    // The call has already encoded its request.
+    // The method's codec is known, because the call has already encoded its request.
     let method = client.methods.call(uri).method().clone();
     response.map(|inner| body(inner, messages, method, claimed, client.counters.clone()))
 }

@@ -40,7 +40,7 @@ pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     )
 }
 
-/// The span of a call. `server` is the URI at which the client looks for the server. At a client,
+/// The span of a call. `server` is the URI that contains the server's host and port. At a client,
 /// [`took`] adds the call's path.
 pub(crate) fn call(side: Side, uri: &Uri, server: &Uri) -> Span {
     debug_span!(

@@ -340,7 +340,7 @@ impl Drop for ConnectionCounters {
     }
 }
 
-/// A number that only grows, shared by threads.
+/// A count that threads share. The count decreases only by [`take_back`](Self::take_back).
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: AtomicU64,

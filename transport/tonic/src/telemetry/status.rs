@@ -45,7 +45,7 @@ pub(crate) fn of_dropped() -> Code {
     if std::thread::panicking() { Code::Unknown } else { Code::Cancelled }
 }
 
-/// The name in gRPC's specification.
+/// The name of a status code in gRPC's specification.
 pub(crate) fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -60,8 +60,7 @@ impl FastPath {
             }
             () = draining(self.drain.clone()) => {}
         }
-        // Return the memory at once, because possibly no other connection exists that would return
-        // it.
+        // Return the memory at once, because there may be no other connection that would return it.
         pool.trim_now();
     }
 }

@@ -48,7 +48,7 @@ impl Listeners {
         self.entries.is_empty()
     }
 
-    /// The description of the listeners in Offers.
+    /// Describes the listeners for the answers to Offers.
     pub(super) fn listening(&self) -> Arc<[Listening]> {
         self.entries.iter().map(|entry| entry.listening.clone()).collect()
     }

@@ -44,7 +44,8 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Pause if the cause may pass: the process has no thread or no memory at the moment.
+/// Pause if the cause may pass, for example if the process has no thread or no memory at the
+/// moment.
 const RETRY_SOON: Duration = Duration::from_secs(5);
 /// Pause after a listener has ended, so that repeated ends do not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -277,7 +278,7 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
-                    // Return the memory at once, because possibly no other connection exists that
+                    // Return the memory at once, because there may be no other connection that
                     // would return it.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
@@ -327,7 +328,7 @@ impl FastPath {
     ) {
         let ends = link.peer().clone();
         tracing::debug!(peer = %ends, "fast path open");
-        // Lend this client memory that no other process borrows.
+        // Lend this client only memory that no other process borrows.
         let pool = pool.for_peer();
         extensions.insert(RdmaConnectInfo {
             path: Path::of(&ends),
@@ -379,7 +380,7 @@ fn listen_near(
     }
 }
 
-/// The description of a listener in Offers.
+/// Describes a listener for the answers to Offers.
 fn listening(
     listener: &Listener,
     fabric: &Fabric,

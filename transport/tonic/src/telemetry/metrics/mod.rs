@@ -60,7 +60,7 @@ impl Context {
     }
 }
 
-/// Divides all registered bytes by their current use.
+/// Splits the registered bytes by their current use.
 fn states(stats: &PoolStats) -> [(&'static str, usize); 7] {
     let landed = stats.granted + stats.filled;
     // The values are read one by one while they change, so the difference must not underflow.
