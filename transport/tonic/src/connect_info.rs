@@ -54,8 +54,8 @@ pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
     }
 }
 
-/// The pool for answers without a copy. All values compare equal, so that a comparison of two
-/// [`RdmaConnectInfo`] ignores the pool.
+/// The pool whose buffers a response sends without a copy. All values compare equal, so that a
+/// comparison of two [`RdmaConnectInfo`] ignores the pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
 

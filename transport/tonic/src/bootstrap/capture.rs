@@ -46,7 +46,7 @@ impl<S> Capture<S> {
         Capture { inner, stock_calls, connections: Arc::default(), asker: None }
     }
 
-    /// Reports a call that is not an Offer to [`StockCalls`], and logs the warning if one is due.
+    /// Reports a call that is not an Offer to [`StockCalls`], and logs a warning if one is due.
     #[cold]
     fn watched<B>(&self, req: &Request<B>) {
         let Some(peer) = peer(req.extensions()) else { return };

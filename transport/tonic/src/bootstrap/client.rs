@@ -31,7 +31,7 @@ use crate::tcp::connector::TcpChannel;
 /// and small enough to pair all places with this host's devices.
 const MAX_PLACES: usize = 64;
 
-/// The transports that an address may have.
+/// The transports that a server may state for an address.
 const TRANSPORTS: [Transport; 3] = [Transport::InfiniBand, Transport::RoCE, Transport::IWarp];
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
@@ -230,8 +230,8 @@ fn is_unknown_service(status: &Status) -> bool {
 const NOT_GRPC: [&str; 4] =
     ["grpc-status header missing", "protocol error", "Missing response message", "Unexpected EOF"];
 
-/// Whether this client is refused access. The server may refuse access in plain HTTP. A plain HTTP
-/// answer has no gRPC message, and the text of tonic's client then ends with the HTTP status.
+/// Whether the server refused this client access. The server may do so in plain HTTP, without a
+/// gRPC message. tonic's client then makes a message that ends with the HTTP status.
 fn is_refused_to_client(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
         || ["status: 401 Unauthorized", "status: 403 Forbidden"]
@@ -239,7 +239,7 @@ fn is_refused_to_client(status: &Status) -> bool {
             .any(|end| status.message().ends_with(end))
 }
 
-/// Maps the failure of the call itself to a reason.
+/// Returns the reason for an Offer whose call failed with `status`.
 fn refused(status: &Status) -> Reason {
     // A status with a source was created locally, so the server did not answer.
     let unanswered = std::error::Error::source(status).is_some();

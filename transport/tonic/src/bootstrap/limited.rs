@@ -39,7 +39,8 @@ pub(crate) struct LimitedOffers {
     offer: BootstrapServer<OfferService>,
     /// Serves other calls. A Probe may be longer than an Offer, because measurements use it.
     other: BootstrapServer<OfferService>,
-    /// Counts Offers from whose extensions a layer has removed the connection.
+    /// Counts the Offers whose connection is unknown, because a layer has removed the connection
+    /// from the request's extensions.
     unknown: Asker,
 }
 

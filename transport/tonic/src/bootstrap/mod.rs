@@ -1,5 +1,5 @@
-//! `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling Offer over TCP. Probe serves
-//! a diagnosis.
+//! The gRPC service `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling the method
+//! Offer over TCP. The method Probe serves a diagnosis.
 //!
 //! | file | what |
 //! |---|---|

@@ -110,7 +110,7 @@ pub(crate) struct OfferService {
     /// Whether Offers that arrived through a gateway get a ticket.
     through_gateways: bool,
     plaintext: Plaintext,
-    /// Whether bare connections get tickets.
+    /// Whether the server issues tickets for bare connections.
     measuring: bool,
 }
 
@@ -307,7 +307,7 @@ fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
 }
 
 /// Describes one fabric with all its addresses. The address that the client has already reached
-/// comes first.
+/// over TCP comes first.
 fn fabric_offer(
     path: Path,
     listening: &[Listening],
@@ -378,8 +378,8 @@ impl Bootstrap for OfferService {
                 Outcome::Refusal(refusal(&reason, ""))
             }
         };
-        // Remember the host only if all clients are direct, because many programs share a gateway's
-        // address.
+        // Remember the host only if the server accepts no Offers through gateways, because many
+        // programs share a gateway's address.
         if let Outcome::Grant(_) = outcome
             && !self.through_gateways
             && let Some(peer) = connection.and_then(Connection::peer)

@@ -33,7 +33,7 @@ const HOSTS: usize = 1024;
 /// Watches the calls of one server's connections.
 #[derive(Debug)]
 pub(crate) struct StockCalls {
-    /// Whether a host has a ticket and no warning was given yet.
+    /// Whether any host has got a ticket and no warning has been given yet.
     is_watching: AtomicBool,
     /// Hosts that got a ticket.
     hosts: Mutex<HashSet<IpAddr>>,

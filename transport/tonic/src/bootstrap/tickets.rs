@@ -100,8 +100,8 @@ struct Live {
 }
 
 impl Tickets {
-    /// Creates an empty table. `lifetime` is capped at [`MAX_LIFETIME`], and `capacity` is at least
-    /// one.
+    /// Creates an empty table. `lifetime` is capped at [`MAX_LIFETIME`], and a `capacity` of 0
+    /// counts as 1.
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
         let (capacity, lifetime) = (capacity.max(1), lifetime.min(MAX_LIFETIME));
         Self { table: Mutex::default(), capacity, lifetime }

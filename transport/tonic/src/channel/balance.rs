@@ -92,7 +92,7 @@ impl Channel {
     }
 }
 
-/// Turns changes of endpoints into changes of channels.
+/// Turns changes in the set of endpoints into changes in the balancer's set of channels.
 struct Endpoints<K> {
     changes: mpsc::Receiver<Change<K, Endpoint>>,
     counters: Arc<Counters>,

@@ -30,7 +30,8 @@ static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::ne
 /// The set is cleared when it has more pairs than this number.
 const MAX_TOLD: usize = 1024;
 
-/// Shared by all clones of a channel. Dropping the handle ends the manager.
+/// The handle to a manager, which all clones of a channel share. Dropping the handle ends the
+/// manager.
 #[derive(Debug)]
 pub(crate) struct ManagerHandle {
     _stop: oneshot::Sender<()>,
@@ -138,7 +139,7 @@ async fn maintain(
                     let why = Left::by(reason.code());
                     plan.rails.left(plan.connection, why, plan.context.rails());
                     log.lost();
-                    // Calls continue over another rail.
+                    // Let calls continue over another rail, if one is up.
                     let next = if plan.connection == 0 { plan.rails.promote() } else { None };
                     match next {
                         Some(next) => fast = next,

@@ -176,8 +176,8 @@ impl Channel {
         Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
     }
 
-    /// A channel with a custom connector for the TCP side, which connects at the first call. As in
-    /// tonic, the connector's bytes are used unchanged, without the endpoint's TLS.
+    /// Create a channel with a custom connector for the TCP side. The channel connects at its first
+    /// call. As in tonic, the connector's bytes are used unchanged, without the endpoint's TLS.
     ///
     /// Prefer [`Endpoint::connect_with_connector_lazy`].
     ///
@@ -417,7 +417,7 @@ impl One {
                 return info;
             }
             if self.state.changed().await.is_err() {
-                // The sender is not dropped while `shared` is held.
+                // This cannot happen, because `shared` keeps the sender alive.
                 return std::future::pending().await;
             }
         }

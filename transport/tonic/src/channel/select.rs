@@ -137,7 +137,7 @@ impl Select {
     }
 }
 
-/// Makes the call over TCP, in the place that `tcp` has reserved.
+/// Makes the call over TCP, with the place in the queue that `tcp` has reserved.
 fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     client: Arc<TcpClient>,

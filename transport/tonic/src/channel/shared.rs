@@ -72,7 +72,7 @@ pub(crate) struct ChannelState {
     pub(crate) fast_path_timeout: Duration,
     /// An environment variable with a bad value, if any. With a bad value, every call fails.
     pub(crate) bad_env: Option<EnvError>,
-    /// Scheme, authority and user agent of calls on the fast path. tonic sets them on TCP.
+    /// Scheme, authority and user agent of calls on the fast path. On TCP, tonic sets these fields.
     pub(crate) origin: Arc<Origin>,
     pub(crate) start: Start,
     /// Notified when a call finds that the fast path takes no new calls, and when the connection is
@@ -251,7 +251,7 @@ const AT_REST: u8 = 0;
 const CALLED: u8 = 1;
 const BEGUN: u8 = 2;
 
-/// Tells the manager of a channel when to begin.
+/// Tells the manager of a channel when to begin to set up the fast path.
 ///
 /// | state | on | next |
 /// |---|---|---|
@@ -267,7 +267,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Makes the channel begin now.
+    /// Makes the manager begin now.
     pub(crate) fn begin(&self) {
         if self.state.load(Ordering::Relaxed) != BEGUN
             && self.state.swap(BEGUN, Ordering::Relaxed) != BEGUN
@@ -288,7 +288,7 @@ impl Start {
         }
     }
 
-    /// Waits until the channel begins.
+    /// Waits until the manager is to begin.
     ///
     /// Cancel safe.
     pub(crate) async fn wait(&self) {
@@ -303,7 +303,7 @@ impl Start {
         }
     }
 
-    /// Returns to the state at rest, and waits until the channel begins again.
+    /// Returns to the state at rest, and waits until the manager is to begin again.
     ///
     /// Cancel safe.
     pub(crate) fn wait_again(&self) -> impl Future<Output = ()> {

@@ -250,7 +250,7 @@ impl Flush {
     }
 }
 
-/// The pace of one reader.
+/// Decides when one reader yields, and when it checks for a pending message.
 #[derive(Debug)]
 pub(super) struct ReadPace {
     /// Number of operations to charge before the next piece (R20).

@@ -36,7 +36,7 @@ impl Usage {
         }
     }
 
-    /// Counts a poll of the link that returned `completions`.
+    /// Counts a poll of the link, which returned this number of completions.
     #[inline]
     pub(super) fn polled(&self, completions: usize) {
         self.meter.polled(completions);

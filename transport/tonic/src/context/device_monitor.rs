@@ -1,6 +1,6 @@
 //! Watches for RDMA devices, ports and addresses that appear or disappear. After a change, a path
 //! is tried again as soon as it may be available, and a removed device is released. The kernel
-//! reports most changes ([`HostWatch`]). An idle process also takes a snapshot of the host once in
+//! reports most changes ([`HostWatch`]). An idle process also takes a snapshot of the host every
 //! [`QUIET`].
 
 use std::collections::BTreeSet;

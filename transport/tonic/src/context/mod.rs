@@ -153,8 +153,8 @@ impl Context {
         pool_size::pinned(self.0.settings.pool.clone(), ignores_ipc_lock)
     }
 
-    /// Returns whether the operator or the program has set the size of RDMA devices' pools. `None`
-    /// if the size follows from the machine.
+    /// Returns who has set the size of RDMA devices' pools, the operator or the program. `None` if
+    /// the size follows from the machine.
     #[cfg(feature = "diagnose")]
     pub(crate) fn pool_size_set_by(&self) -> Option<PoolSizeBy> {
         match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {

@@ -11,8 +11,8 @@
 //!
 //! "Memory" here is the machine's memory, or the part that this process's control group may use. A
 //! pool maps and pins memory on demand, so its size is an upper bound. The connections that
-//! transfer bulk at the same time share the pool. Each of these connections, for example each of
-//! 64, needs several MiB to keep several messages of 1 MiB in flight.
+//! transfer bulk at the same time share the pool. If there are 64 such connections, each of them
+//! needs several MiB of the pool to keep several messages of 1 MiB in flight.
 //!
 //! `TONIC_RDMA_POOL` replaces the total that the program has set. Parts that the program has set
 //! keep their proportions.
@@ -105,7 +105,7 @@ fn available_memory(root: &Path) -> Option<u64> {
         total.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)?;
     let groups = read("proc/self/cgroup").unwrap_or_default();
     let limits = groups.lines().flat_map(|line| {
-        // hierarchy:controllers:path
+        // Each line has the form `hierarchy:controllers:path`.
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or(""));
         let (base, file) = match controllers {

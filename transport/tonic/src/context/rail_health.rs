@@ -67,7 +67,7 @@ impl RailHealth {
         self.failed().get(rail).is_some_and(|known| known.until > Instant::now())
     }
 
-    /// Returns the next number. The first number is `first()`.
+    /// Returns the next channel's number. The first number is `first()`.
     pub(super) fn turn(&self, first: impl FnOnce() -> usize) -> usize {
         let turns = self.turns.get_or_init(|| AtomicUsize::new(first()));
         turns.fetch_add(1, Ordering::Relaxed)

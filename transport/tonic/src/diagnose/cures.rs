@@ -1,6 +1,6 @@
-//! Commands that fix problems, and the problems of devices without an IP address, whose commands
-//! depend on the network interface. A command can be used unchanged, except for parts in capitals,
-//! which its description explains.
+//! Commands that fix problems. This module also describes the problem of a device without an IP
+//! address, because the commands then depend on the network interface. A command can be used
+//! unchanged, except for parts in capitals, which its description explains.
 
 use crate::diagnose::host::sysfs::Interface;
 use crate::diagnose::report::{

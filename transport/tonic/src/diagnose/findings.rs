@@ -81,7 +81,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
             cures: cures::descriptors(&diagnosis.host, limit, facts.parent),
         });
     }
-    // The limit applies to the process, not to one device.
+    // Report the memlock limit only once, because it applies to the process, not to one device.
     let mut memlock = false;
     found.retain(|finding| {
         finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true)

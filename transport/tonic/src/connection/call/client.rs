@@ -61,7 +61,7 @@ pub(crate) struct FastClient {
     caller: Arc<Caller>,
 }
 
-/// Tells the driver to end.
+/// When dropped, tells the driver to end the connection.
 struct StopHandle(Arc<Notify>);
 
 impl Drop for StopHandle {

@@ -57,8 +57,8 @@ pub(crate) struct RecvBody {
     pace: ReadPace,
     /// The next part for the deframer, while it is being copied.
     copying: Option<Copying>,
-    /// Whether no more data comes from the stream or the deframer. The body may end before this
-    /// flag is set.
+    /// Whether no more data comes from the stream or the deframer. After the last data, this flag
+    /// may be set only at the next poll.
     finished: bool,
     /// Whether the deframer has received the last bytes.
     ended: bool,
@@ -268,7 +268,7 @@ fn consume(conn: &mut Connection, id: StreamId, flows: [(u32, Flow); 2]) {
     }
 }
 
-/// Adds the bytes that were copied before they were handed on.
+/// Adds the numbers of bytes that were copied before they were handed on to the reader.
 fn add(copied: &mut Copied, delivered: Delivered) {
     let Delivered { plain, learning, joined, short, named } = delivered;
     copied.plain_codec += plain;

@@ -38,7 +38,7 @@ impl Streams {
         self.io.get(&id).is_some_and(StreamIo::is_awaited)
     }
 
-    /// Changes a stream's state and wakes both of its sides.
+    /// Changes a stream's state and wakes its reader and its writer.
     pub(crate) fn change(
         &mut self,
         id: StreamId,
@@ -59,7 +59,7 @@ impl Streams {
         });
     }
 
-    /// Wakes both sides of all streams.
+    /// Wakes the readers and writers of all streams.
     pub(crate) fn wake_all(&mut self, tasks: &mut ReadyTasks) {
         // Sort the streams by id, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.io.iter_mut().collect();

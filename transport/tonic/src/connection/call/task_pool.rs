@@ -44,7 +44,7 @@ struct TaskSlot<S> {
 /// The next step of an idle task that was woken.
 #[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 enum NextJob<S> {
-    /// The task continues to wait, because another waker has woken it.
+    /// The task continues to wait, because only a waker of an earlier call has woken it.
     Wait,
     Run(Job<S>),
     End,
@@ -140,7 +140,7 @@ pin_project! {
     #[project = TaskStageProj]
     enum TaskStage<S, F> {
         New { service: S, request: Option<Request<Body>> },
-        // The service takes no calls.
+        // The service has failed and takes no calls.
         Failed { error: Option<BoxError> },
         Running { #[pin] handler: F },
         // Sends the part of a response that was not sent with the head.

@@ -85,7 +85,8 @@ impl DriverHandle {
     }
 }
 
-/// The tasks to wake, the driver, and the work done under the lock.
+/// The tasks to wake once the lock is released, the driver's handle, and the work done under the
+/// lock.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyTasks {
     pub(crate) driver: DriverHandle,

@@ -121,14 +121,14 @@ thread_local! {
     static MESSAGES: RefCell<BytesMut> = RefCell::default();
 }
 
-/// Takes the empty list of completions.
+/// Takes the thread's list for completions, which is empty.
 #[inline]
 pub(super) fn take_completions() -> Vec<Completion> {
     // Use a new list while the thread ends, because the thread's list is gone.
     COMPLETIONS.try_with(RefCell::take).unwrap_or_default()
 }
 
-/// Returns the list from [`take_completions`].
+/// Gives the list from [`take_completions`] back to the thread.
 #[inline]
 pub(super) fn put_completions(mut completions: Vec<Completion>) {
     completions.clear();

@@ -38,7 +38,7 @@ const MAX_ROUNDS: usize = 16;
 /// expire.
 const MAX_UNRECORDED: usize = 64;
 
-/// An event that the driver passes to the client or the server that runs it.
+/// An event that the driver passes to the client or the server that runs the driver.
 pub(crate) enum Turn {
     /// The peer has opened a stream.
     Serve(Opened),

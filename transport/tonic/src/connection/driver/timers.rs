@@ -29,7 +29,7 @@ use crate::connection::state::ConnectionState;
 /// Time limit for the last message of a connection that is closing.
 const LAST_MESSAGE: Duration = Duration::from_secs(5);
 
-/// The timer and its current purpose.
+/// The connection's timer, and the state that decides when the timer has to be set again.
 pub(super) struct Timers {
     timer: Timer,
     armed: bool,
@@ -81,8 +81,8 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
-        // A call has begun at rest. Handle the protocol's timer now, because the protocol measures
-        // the call's time from now on.
+        // A call has begun at rest. Handle the protocol's timer now, because the protocol counts
+        // the time without a message from now on.
         if state.conn.is_roused() && state.lifecycle.is_open() {
             self.expire(state, state.link.now().into());
         }
@@ -166,7 +166,7 @@ impl Timers {
     }
 }
 
-/// Time between two turns.
+/// Time between two turns of a connection at rest.
 const PAUSE: Duration = Duration::from_millis(2500);
 /// Number of turns, which together take 20 s: 10 s until landing memory is returned, and 10 s for
 /// the pool's checks.

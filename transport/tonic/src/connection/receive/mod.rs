@@ -228,8 +228,8 @@ impl LandingMemory {
             conn.memory_is_unwanted();
         }
         if self.reclaim_delay.0.is_over() {
-            // The grants are recalled, so unread data occupies the memory. Copy this data after the
-            // delay.
+            // The grants are recalled, so only unread data still occupies the memory. Start the
+            // delay after which this data is copied.
             self.stall.begin();
         }
     }
