@@ -158,7 +158,7 @@ impl Config {
     /// Checks every setting against its range.
     ///
     /// # Errors
-    /// Names the first setting that is outside its range.
+    /// The error names the first setting that is outside its range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let rule = |ok: bool, name, value: u64, allowed| {
             if ok { Ok(()) } else { Err(ConfigError { name, value, allowed }) }

@@ -1,8 +1,8 @@
 //! Header blocks, which are lists of fields. `docs/protocol.md` has the layouts of blocks.
 //!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
-//! ordinary fields; the layer above interprets them. Fields that a connection has sent before take
-//! a single byte: see `table`.
+//! ordinary fields; the layer above interprets them. A field that is in the header table takes a
+//! single byte: see `table`.
 
 pub(crate) mod table;
 
@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes};
 
 use crate::error::Breach;
 
-/// Static names, from number 1.
+/// The static names, which are numbered from 1.
 pub const NAMES: [&str; 22] = [
     ":path",
     ":authority",
@@ -36,7 +36,7 @@ pub const NAMES: [&str; 22] = [
     "cookie",
 ];
 
-/// Static pairs, from number 128.
+/// The static pairs, which are numbered from 128.
 pub const PAIRS: [(&str, &str); 8] = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -171,7 +171,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Starts at the beginning of a complete block.
+    /// Creates a decoder for a complete block.
     pub fn new(block: Bytes) -> Self {
         Decoder { block, at: 0 }
     }

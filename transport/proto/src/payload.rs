@@ -91,7 +91,7 @@ pub(crate) struct Lead {
     pub(crate) source: u64,
     pub(crate) pinned: bool,
     pub(crate) aligned: bool,
-    /// Bytes.
+    /// Length of the segment in bytes.
     pub(crate) len: u64,
 }
 

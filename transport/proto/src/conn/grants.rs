@@ -182,8 +182,8 @@ impl Grants {
         recalled.into_iter().for_each(|id| self.recall(id, all, control));
     }
 
-    /// Counts a tick for all grants whose end the peer owes. Returns whether the peer owes any end,
-    /// and the breach for the first overdue grant. See
+    /// Counts a tick for all grants that the peer has to end. Returns whether there are such
+    /// grants, and the breach for the first overdue grant. See
     /// [`AnswerClock`](super::answer_clock::AnswerClock).
     pub(super) fn tick(&mut self, streams: &Streams, handed_out: u64) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
@@ -197,7 +197,8 @@ impl Grants {
                 _ => continue,
             };
             pending = true;
-            // Ticks count only once the GRANT or RECALL has been handed out.
+            // Ticks count only once the GRANT or RECALL, and any RESET of the stream, has been
+            // handed out.
             if grant.asked.tick(since, handed_out) {
                 overdue.get_or_insert(Breach::GrantKept(GrantId(id as u32)));
             }

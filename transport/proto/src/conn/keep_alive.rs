@@ -44,8 +44,8 @@ impl KeepAliveTimer {
         self.asked.is_some()
     }
 
-    /// When a check is due. `rests` says that the connection is at rest; `None` means that nothing
-    /// is due before the connection is roused.
+    /// Returns when a check is due. `None` if nothing is due before the connection is roused.
+    /// `rests` says whether the connection is at rest.
     pub(super) fn deadline(&self, last_received: Instant, rests: bool) -> Option<Instant> {
         match self.asked {
             Some(asked) => Some(asked + self.config.timeout),

@@ -24,7 +24,7 @@ use crate::payload::Field;
 pub(super) struct Landing {
     pub(super) grants: Grants,
     pub(super) unread: Unread,
-    /// The clock for grants whose end the peer owes.
+    /// The clock for grants that the peer has to end.
     pub(super) clock: AnswerClock,
     side: Side,
     modulus: Modulus,

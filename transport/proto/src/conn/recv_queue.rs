@@ -2,8 +2,8 @@
 //!
 //! A device fills RECVs in that order, so both ends know which RECV each message lands in, and how
 //! long that RECV is. Consecutive RECVs of one size form a run. A connection has RECVs of two
-//! sizes, one for rest and one for load, so it has several runs only after it changes between the
-//! two.
+//! sizes, one for rest and one for load, so a queue has several runs only after a change from one
+//! size to the other.
 
 use std::collections::VecDeque;
 

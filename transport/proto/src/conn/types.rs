@@ -172,9 +172,9 @@ pub struct GrantMemory {
     /// Address that the peer uses in WRITEs. This address and the local address of the memory are
     /// multiples of the larger of 64 and [`Config::align`](crate::Config::align).
     pub addr: u64,
-    /// Remote key.
+    /// The remote key for the memory.
     pub rkey: u32,
-    /// Bytes.
+    /// Length of the memory in bytes.
     pub len: u32,
 }
 
@@ -216,7 +216,7 @@ pub struct NamedWant {
 /// must be at least 16 KiB when nothing is in flight. Staging memory may have any length.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Bytes of WRITEs.
+    /// Bytes that may be handed out as WRITEs.
     pub write: usize,
     /// Bytes of staging memory for one source that is not pinned.
     pub staging: usize,
@@ -228,7 +228,7 @@ pub struct Room {
 /// A WRITE to post.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The source.
+    /// The bytes to write.
     pub src: Bytes,
     /// Whether the source is in pinned memory; otherwise it is staged.
     pub pinned: bool,
