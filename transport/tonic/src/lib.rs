@@ -1,7 +1,7 @@
 //! A transport for tonic that carries gRPC calls over RDMA, and over TCP where RDMA is unavailable.
 //!
-//! A program for tonic changes its imports and keeps its code. This program is both server and
-//! client:
+//! A program written for tonic changes its imports and keeps the rest of its code. This program is
+//! both server and client:
 //!
 //! ```no_run
 //! use tonic::{Request, Response, Status};

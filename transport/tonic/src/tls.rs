@@ -1,5 +1,5 @@
-//! Chooses the cryptography of TLS. rustls has several providers. rustls panics if a program's
-//! features choose no provider or two, and the program has not installed a provider.
+//! Chooses the provider of cryptography for TLS. rustls has several providers. rustls panics if a
+//! program's features select no provider or two, and the program has not installed a provider.
 //!
 //! | features | a client's configuration | a server's configuration |
 //! |---|---|---|

@@ -344,7 +344,8 @@ fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
 }
 
 impl OfferAnswer {
-    /// Removes the places that this end may not use because their paths are not encrypted.
+    /// Removes the places that this end is not allowed to use, because their paths are not
+    /// encrypted.
     fn deny(&mut self, denies: impl Fn(Path) -> bool) {
         for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
             *reason = Plaintext::and_by_client(reason.clone());

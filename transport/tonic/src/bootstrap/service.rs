@@ -48,7 +48,7 @@ static REFUSED: LogThrottle = LogThrottle::new();
 /// The state of a server's offer on one fabric.
 #[derive(Debug, Clone)]
 pub(crate) enum Offer {
-    /// The offer is unknown so far, because the devices are being opened.
+    /// The offer is not known yet, because the devices are being opened.
     Starting,
     /// The fabric is available at these addresses.
     On(Arc<[Listening]>),

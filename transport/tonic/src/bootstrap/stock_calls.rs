@@ -8,8 +8,8 @@
 //! | has carried no Offer, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
 //!
 //! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
-//! (`channel::backoff`), so its connections are not counted. A channel that may not use the fast
-//! path (`Policy::Off`) is counted, because the server cannot distinguish it from tonic's channel.
+//! (`channel::backoff`), so its connections are not counted. A channel with `Policy::Off` is
+//! counted, because the server cannot distinguish it from tonic's channel.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};

@@ -255,7 +255,7 @@ impl Explain<'_> {
         }
     }
 
-    /// The problem if this process may not open a device file.
+    /// The problem that this process cannot open a device file, and the cures.
     fn closed(&self, path: &str, error: Option<&str>) -> (String, Vec<Cure>) {
         let error = error.unwrap_or("it cannot be opened");
         let rule = r#"KERNEL=="uverbs*|rdma_cm", MODE="0666""#;

@@ -112,7 +112,7 @@ pub struct Offered {
     pub path: Path,
     /// The address as text.
     pub place: String,
-    /// Address and port, if the place has them.
+    /// The IP address and port. `None` if the place has none, as on shared memory.
     pub addr: Option<SocketAddr>,
 }
 

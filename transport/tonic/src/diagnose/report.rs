@@ -27,7 +27,7 @@ pub struct Diagnosis {
     pub hints: Vec<Hint>,
     /// The settings from environment and code.
     pub settings: PathSettings,
-    /// The operating system.
+    /// This host: operating system, kernel and environment.
     pub host: Host,
     /// The libraries of rdma-core.
     pub library: Library,
@@ -98,7 +98,7 @@ pub struct Cure {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PathSettings {
-    /// `TONIC_RDMA`, or else the given endpoint's setting, or else `auto`.
+    /// The policy: the value of `TONIC_RDMA`, or else the given endpoint's setting, or else `auto`.
     pub policy: Policy,
     /// The allowed fabrics, in order of preference.
     pub fabrics: Vec<FabricKind>,
@@ -108,7 +108,7 @@ pub struct PathSettings {
     pub verbs: bool,
 }
 
-/// The operating system.
+/// A host: its operating system and kernel, and the environment of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -119,7 +119,7 @@ pub struct Host {
     pub arch: &'static str,
     /// The kernel's release, as `uname -r` shows it.
     pub kernel: Option<String>,
-    /// `ID` of os-release(5): `debian`, `fedora`, ...
+    /// The distribution, as `ID` of os-release(5) names it: `debian`, `fedora`, ...
     pub distribution: Option<String>,
     /// The kind of environment that the process runs in.
     pub runs_in: RunsIn,
@@ -202,7 +202,7 @@ pub enum ModuleState {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceFile {
-    /// The path below /dev.
+    /// The path, which begins with `/dev/infiniband/`.
     pub path: String,
     /// The file's RDMA device. `None` for the connection manager's file.
     pub device: Option<String>,
@@ -210,7 +210,7 @@ pub struct DeviceFile {
     pub usable: bool,
     /// Whether the file exists.
     pub exists: bool,
-    /// The error when the file was opened.
+    /// The error if the file could not be opened.
     pub error: Option<String>,
 }
 
@@ -312,7 +312,8 @@ pub struct Gid {
     pub index: u32,
     /// The GID in the form of an IPv6 address.
     pub gid: std::net::Ipv6Addr,
-    /// `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not use GIDs.
+    /// The kind of the GID: `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not
+    /// use GIDs.
     pub kind: Option<String>,
     /// The network interface that the GID belongs to.
     pub interface: Option<String>,
@@ -364,7 +365,8 @@ pub struct MemlockReport {
     pub hard: Option<u64>,
     /// Bytes already pinned or locked.
     pub pinned: u64,
-    /// Whether CAP_IPC_LOCK lifts the limit, as it does for all devices but Soft-iWARP.
+    /// Whether this process has CAP_IPC_LOCK in the initial user namespace, which lifts the limit
+    /// for all devices but Soft-iWARP.
     pub cap_ipc_lock: bool,
     /// The lowest limit under which the transport uses RDMA.
     pub needed: u64,
@@ -399,7 +401,8 @@ pub struct DescriptorsReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HugePagesReport {
-    /// `always`, `madvise` or `never`. `None` if the kernel has no transparent huge pages.
+    /// The setting for transparent huge pages: `always`, `madvise` or `never`. `None` if the kernel
+    /// has none.
     pub transparent: Option<String>,
     /// Size of a reserved page in bytes.
     pub size: Option<u64>,

@@ -42,7 +42,7 @@ impl DiagnosisRequest {
 /// Time limit of each step towards a peer.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
-/// Does a step within the time limit.
+/// Performs a step within the time limit.
 pub(super) async fn limited<T>(work: impl Future<Output = Result<T, Reason>>) -> Result<T, Reason> {
     tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| {
         let detail = format!("nothing after {} ms", LIMIT.as_millis());

@@ -380,8 +380,8 @@ impl Endpoint {
         self
     }
 
-    /// Copy received data out of the memory that the server can write to before the application
-    /// sees the data. Off by default.
+    /// Copy received data, before the application sees it, out of the memory that the server can
+    /// write to. Off by default.
     ///
     /// A server that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. The server can thus change `Bytes` fields that

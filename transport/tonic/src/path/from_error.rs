@@ -104,7 +104,7 @@ fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
 
 /// Whether the process or the host has used up a resource.
 fn is_process_limit(error: &std::io::Error) -> bool {
-    // EMFILE, ENFILE, EFBIG, ENOMEM.
+    // The numbers are EMFILE, ENFILE, EFBIG and ENOMEM.
     matches!(error.raw_os_error(), Some(24 | 23 | 27 | 12))
 }
 

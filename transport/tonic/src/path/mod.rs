@@ -112,7 +112,7 @@ impl PathInfo {
         }
     }
 
-    /// The info of an established fast path.
+    /// Describes an established fast path to `peer`.
     pub(crate) fn fast(peer: &PeerInfo) -> Self {
         let path = Path::of(peer);
         Self {

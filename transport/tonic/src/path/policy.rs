@@ -14,7 +14,7 @@
 //! error, and `require-verbs` means RDMA or an error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
-//! new build. All variables are read each time an `Endpoint` connects and a `Server` starts.
+//! new build. All variables are read each time an `Endpoint` connects or a `Server` starts.
 //! `TONIC_RDMA_POOL` takes effect when the pool is created. An empty value counts as not set.
 
 use std::ffi::OsString;
@@ -368,7 +368,7 @@ impl Plaintext {
         Self::denied("Endpoint::plaintext_rdma is not set")
     }
 
-    /// The server's reason, for a client that has not agreed either.
+    /// Adds to the server's reason that the client has not agreed either.
     pub(crate) fn and_by_client(reason: Reason) -> Reason {
         match reason.code() {
             ReasonCode::NotEncrypted => reason.and("nor is Endpoint::plaintext_rdma, at this end"),

@@ -1,4 +1,4 @@
-//! The sizes of pools in the environment.
+//! Parses the sizes of pools in the variable `TONIC_RDMA_POOL`.
 
 use tonic_rdma_memory::MIN_POOL;
 
@@ -16,7 +16,8 @@ pub(crate) struct PoolSizes {
 }
 
 impl PoolSizes {
-    /// Parses one size for all pools, or one for each kind. The error describes the defect.
+    /// Parses one size for all pools, or a size for each kind of pool. The error describes the
+    /// defect.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         if !text.contains('=') {
             let all = Some(size(text.trim())?);
@@ -53,7 +54,7 @@ fn size(text: &str) -> Result<usize, &'static str> {
         return Err("not a size");
     }
     let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-    // `MAX` is half of a process's address space on any architecture.
+    // A number that overflows is also too large.
     match bytes.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes <= MAX) {
         Some(bytes) if bytes < MIN_POOL => Err("smaller than any pool"),
         Some(bytes) => Ok(bytes),
@@ -61,7 +62,8 @@ fn size(text: &str) -> Result<usize, &'static str> {
     }
 }
 
-/// More bytes than any machine has.
+/// Maximum size of a pool in bytes: half of a process's address space on x86-64 and on 32-bit
+/// architectures.
 const MAX: usize = (1_u64 << if usize::BITS == 64 { 46 } else { 31 }) as usize;
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub enum ReasonCode {
     NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
-    /// One end may not create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
+    /// One end cannot create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
     /// system call filter forbids memfd_create(2).
     MemoryFiles,
     /// The system does not let one end share memory: the boot ID in /proc cannot be read, or Unix
@@ -387,8 +387,8 @@ pub(crate) const MAX_LOG_TEXT: usize = 80;
 /// Maximum characters of a peer's text in a reason's details.
 pub(crate) const MAX_DETAIL_TEXT: usize = 512;
 
-/// Displays a peer's text, up to this number of characters. Every character that is not printable
-/// is escaped, so a peer can neither begin a new log line nor move a terminal's cursor.
+/// Displays a peer's text, up to the given number of characters. Every character that is not
+/// printable is escaped, so a peer can neither begin a new log line nor move a terminal's cursor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerText<'a>(pub(crate) &'a str, pub(crate) usize);
 

@@ -255,8 +255,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Copy received data out of the memory that clients can write to before a handler sees the
-    /// data. Off by default.
+    /// Copy received data, before a handler sees it, out of the memory that clients can write to.
+    /// Off by default.
     ///
     /// A client that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. The client can thus change `Bytes` fields that

@@ -32,7 +32,7 @@ use tonic_rdma_memory::throttled;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Known};
 
-/// Time limit for a peer to close after it was told of the shutdown.
+/// Time limit for the peer to close after this side has closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -26,7 +26,7 @@ pub(crate) struct TcpChannel {
 }
 
 impl TcpChannel {
-    /// Whether this end may not use `path` after an Offer over this channel.
+    /// Whether this end is not allowed to use `path` after an Offer over this channel.
     pub(crate) fn denies(&self, path: Path) -> bool {
         self.plaintext.denies(path, self.local_addr.is_by_tls())
     }

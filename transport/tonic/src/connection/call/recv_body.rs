@@ -67,7 +67,7 @@ pub(crate) struct RecvBody {
 }
 
 impl RecvBody {
-    /// Creates a body. `used` is the reader's codec, because the stream may not know the codec yet.
+    /// Creates a body. `used` is the reader's codec, which the stream does not always know yet.
     /// `finished` means that the message has no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {

@@ -85,7 +85,7 @@ impl Losses {
         Losses(counters)
     }
 
-    /// A hint for each device with a counter that is greater in `now`.
+    /// A hint for each device with a counter that is greater in `now` than in `self`.
     pub(in crate::diagnose) fn grown(&self, now: &Losses, devices: &[Device]) -> Vec<Hint> {
         let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for ((device, name), count) in &now.0 {

@@ -73,7 +73,8 @@ fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
     if marks.iter().any(|mark| cgroup.contains(mark)) || (marked(files) && !on_a_disk(files)) {
         return (RunsIn::Container, None);
     }
-    // 0::/system.slice/store.service. A login is in a .scope, or under a user's own manager.
+    // A service's line has the form `0::/system.slice/store.service`. The processes of a login are
+    // in a `.scope`, or below the user's own manager.
     let unit = cgroup
         .lines()
         .filter_map(|line| line.rsplit('/').next())
@@ -93,7 +94,7 @@ fn marked(files: &SystemFiles) -> bool {
 /// built from a container image still has the engine's marker files.
 fn on_a_disk(files: &SystemFiles) -> bool {
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
-    // 22 1 254:0 / / rw - ext4 /dev/vda rw
+    // Lines have the form `22 1 254:0 / / rw - ext4 /dev/vda rw`.
     mounts.lines().any(|line| {
         let at_root = line.split(' ').nth(4) == Some("/");
         let mut kind = line.split(" - ").nth(1).unwrap_or_default().split(' ');
@@ -149,7 +150,7 @@ pub(in crate::diagnose) fn loadable(files: &SystemFiles) -> Loadable {
     for place in PLACES {
         modules_below(files, &format!("{dir}/{place}"), DEPTH, &mut there);
     }
-    // kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko
+    // Lines have the form `kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko`.
     let built_in = files.read(&format!("{dir}/modules.builtin")).unwrap_or_default();
     there.extend(built_in.lines().filter_map(|line| line.rsplit('/').next()).filter_map(module_of));
     let drivers = DRIVERS.into_iter().filter(|driver| there.iter().any(|name| name == driver));

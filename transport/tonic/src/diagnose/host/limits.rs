@@ -1,4 +1,4 @@
-//! Reads the limits on pinned memory and on descriptors, and huge pages.
+//! Reads the limits on pinned memory and on descriptors, and the settings for huge pages.
 
 use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, Pinning, PoolConfig};
 
@@ -15,7 +15,7 @@ pub(in crate::diagnose) fn memlock(
     set_by: Option<PoolSizeBy>,
     pinning: Pinning,
 ) -> MemlockReport {
-    // The pool raises the soft limit.
+    // A pool raises the soft limit to the hard limit.
     let raised = Memlock { soft: limits.hard, ..*limits };
     MemlockReport {
         soft: limits.soft,
@@ -35,7 +35,7 @@ pub(in crate::diagnose) fn memlock(
 }
 
 pub(in crate::diagnose) fn huge_pages(files: &SystemFiles) -> HugePagesReport {
-    // `always [madvise] never`
+    // The file has the form `always [madvise] never`.
     let transparent = files.read("/sys/kernel/mm/transparent_hugepage/enabled");
     let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
     let meminfo = files.read("/proc/meminfo").unwrap_or_default();
@@ -54,7 +54,7 @@ pub(in crate::diagnose) fn huge_pages(files: &SystemFiles) -> HugePagesReport {
 /// This process's limit on descriptors, and the number that it uses. `None` if `/proc` does not
 /// contain the limit.
 pub(in crate::diagnose) fn descriptors(files: &SystemFiles) -> Option<DescriptorsReport> {
-    // `Max open files            1024                 524288               files`
+    // The line has the form `Max open files 1024 524288 files`, with more spaces.
     let limits = files.read("/proc/self/limits")?;
     let rest = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     let limit = |word: &str| match word {

@@ -1,4 +1,5 @@
-//! Connects a device to itself, and does a SEND and a WRITE, which are the operations of a call.
+//! Connects a device to itself, and performs a SEND and a WRITE, which are the operations of a
+//! call.
 
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};

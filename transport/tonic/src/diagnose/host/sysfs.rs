@@ -140,15 +140,16 @@ pub(in crate::diagnose) struct Interface {
     mac: Option<String>,
 }
 
-/// IFF_UP of netdevice(7).
+/// The flag IFF_UP of netdevice(7): the interface is up.
 const UP: u64 = 1;
-/// ARPHRD_ETHER.
+/// The type of an Ethernet interface, ARPHRD_ETHER, as sysfs shows it.
 const ETHERNET: &str = "1";
 
 /// All interfaces except loopback.
 pub(in crate::diagnose) fn interfaces(files: &SystemFiles) -> Vec<Interface> {
     let routes = files.read("/proc/net/route").unwrap_or_default();
-    // Iface Destination Gateway ...: a destination of zero means the default route.
+    // Each line begins with the interface and the destination. A destination of zero means the
+    // default route.
     let routes: Vec<(&str, bool)> = routes
         .lines()
         .skip(1)

@@ -85,7 +85,7 @@ impl BareWay {
         Ok(Self { bare, device, place, latencies: Latencies::default() })
     }
 
-    /// Does a round of SENDs.
+    /// Performs a round of SENDs.
     pub(super) async fn turn(&mut self, counts: bool) -> Result<(), String> {
         for _ in 0..CALLS {
             let began = Instant::now();

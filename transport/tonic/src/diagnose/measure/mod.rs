@@ -1,5 +1,5 @@
-//! A short measurement of each way to a server, in alternating rounds, so that other load affects
-//! all ways equally.
+//! A short measurement of each way to a server (TCP, the fast path, a connection without calls), in
+//! alternating rounds, so that other load affects all ways equally.
 //!
 //! | file | what |
 //! |---|---|
@@ -102,7 +102,7 @@ pub(super) async fn run(
 }
 
 impl Ways {
-    /// Does rounds over every way: small and long calls, and SENDs without calls.
+    /// Performs rounds over every way: small and long calls, and SENDs without calls.
     async fn turns(&mut self, not_bare: &mut Option<String>) -> Result<(), String> {
         let began = Instant::now();
         // The first round warms up: connections open their windows, and the codec learns the

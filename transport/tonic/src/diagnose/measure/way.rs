@@ -93,7 +93,7 @@ where
         request
     }
 
-    /// Does a round of small calls, and of long calls in each direction.
+    /// Performs a round of small calls, and of long calls in each direction.
     pub(super) async fn turn(&mut self, counts: bool) -> Result<(), Status> {
         for _ in 0..CALLS {
             let request = self.request(SMALL, SMALL);

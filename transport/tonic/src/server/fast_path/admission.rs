@@ -77,7 +77,7 @@ impl ConnectionLimits {
     }
 }
 
-/// A handshake in progress, until dropped.
+/// Counts as a handshake in progress until dropped.
 pub(super) struct Turn {
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }

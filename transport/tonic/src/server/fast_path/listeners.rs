@@ -1,4 +1,4 @@
-//! The listeners of one path, each with a task that accepts.
+//! The listeners of one path, and the tasks that accept connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;
