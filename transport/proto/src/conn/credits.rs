@@ -45,7 +45,7 @@ pub(super) struct Credits {
     /// Whether the peer has run short of credits, or of room in the short RECVs of a connection at
     /// rest.
     peer_short: bool,
-    /// Number of messages after which more RECVs are wanted again.
+    /// Number of messages until more RECVs are wanted again.
     retry_in: u32,
 }
 

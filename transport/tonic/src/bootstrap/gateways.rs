@@ -32,12 +32,12 @@ use crate::connection::usage::{self, ConnectionInfo};
 use crate::path::Path;
 use crate::path::reason::Reason;
 
-/// Number of wrong statements from one network after which all Offers from that network count as a
-/// gateway's.
+/// Number of Offers with a wrong address from one network after which all Offers from that network
+/// count as a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
-/// Time after the first wrong statement at which the count starts again.
+/// Time after the first of these Offers at which the count starts again.
 pub(crate) const WINDOW: Duration = Duration::from_secs(600);
-/// Number of networks whose wrong statements are remembered.
+/// Number of networks for which Offers with a wrong address are counted.
 const NETWORKS: usize = 1024;
 
 /// Why an Offer does not count as direct. The client receives the text.

@@ -214,7 +214,7 @@ impl TicketTable {
     }
 }
 
-/// Marks a ticket as valid only for a bare connection, over which a diagnosis sends SENDs and
+/// Marks a ticket as valid only for a bare connection, over which a diagnosis measures SENDs and
 /// WRITEs without calls.
 #[cfg(feature = "measure")]
 #[derive(Debug, Clone, Copy)]

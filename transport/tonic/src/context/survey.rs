@@ -44,7 +44,7 @@ struct SurveyState {
 }
 
 impl SurveyState {
-    /// Whether the kernel has reported a change since the function was last called. `None` if the
+    /// Whether the kernel has reported a change since the last call of this function. `None` if the
     /// kernel does not report changes, or has no RDMA devices.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
@@ -138,8 +138,9 @@ impl FirstDevice {
         &self.survey
     }
 
-    /// Opens the first usable device, or the device of this name, and returns whether the host has
-    /// no other device. `host` is the device monitor's last snapshot.
+    /// Opens the device named `only`, or the first usable device if `only` is `None`. Returns the
+    /// device, and whether the host has no other device. `host` is the device monitor's last
+    /// snapshot.
     pub(super) async fn open(
         &self,
         only: Option<String>,

@@ -123,7 +123,7 @@ pub struct Host {
     pub distribution: Option<String>,
     /// The kind of environment that the process runs in.
     pub runs_in: RunsIn,
-    /// The systemd unit, if the process runs in one.
+    /// The unit of the systemd service that the process runs in, if any.
     pub unit: Option<String>,
     /// Which network namespaces see an RDMA device. `None` if the kernel does not report it.
     pub rdma_namespaces: Option<RdmaNamespaces>,
@@ -404,10 +404,10 @@ pub struct HugePagesReport {
     /// The setting for transparent huge pages: `always`, `madvise` or `never`. `None` if the kernel
     /// has none.
     pub transparent: Option<String>,
-    /// Size of a reserved page in bytes.
+    /// Size of a reserved huge page in bytes.
     pub size: Option<u64>,
-    /// Number of reserved pages.
+    /// Number of reserved huge pages.
     pub reserved: u64,
-    /// Number of reserved pages that are free.
+    /// Number of reserved huge pages that are free.
     pub free: u64,
 }

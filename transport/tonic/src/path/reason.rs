@@ -35,7 +35,7 @@ pub enum ReasonCode {
     Memlock,
     /// The device is listed but refuses to create a queue pair.
     QueuePairRefused,
-    /// No route to the peer's RDMA address.
+    /// One end has no route to the other end's RDMA address.
     NoRoute,
     /// The fast path was not established in time.
     HandshakeTimeout,

@@ -1,4 +1,4 @@
-//! The body of a message that is received.
+//! The body of a request or response that is received.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -68,7 +68,7 @@ pub(crate) struct RecvBody {
 
 impl RecvBody {
     /// Creates a body. `used` is the reader's codec, which the stream does not always know yet.
-    /// `finished` means that the message has no body.
+    /// `finished` means that the request or response has no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
             stream,

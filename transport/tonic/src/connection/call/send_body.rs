@@ -1,4 +1,4 @@
-//! The body of a message that is sent.
+//! The body of a request or response that is sent.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -85,12 +85,12 @@ impl SendBody {
         self
     }
 
-    /// Whether the body is empty, so that the head is the whole message.
+    /// Whether the body is empty, so that the head is the whole request or response.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.state, BodyState::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
-    /// Records that the head was queued with the connection as the whole message.
+    /// Records that the head was queued with the connection as the whole request or response.
     pub(crate) fn ended_with_head(&mut self) -> Result<(), Status> {
         self.state = BodyState::Queued;
         Ok(())

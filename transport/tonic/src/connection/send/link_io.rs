@@ -23,7 +23,8 @@ pub(crate) struct LinkIo {
     in_flight: InFlight,
     /// How many bytes of WRITEs may be in flight.
     window: WriteWindow,
-    /// Whether the link copies at the moment when work is queued, from any memory.
+    /// Whether the source of a WRITE may be any memory, because the link copies the source when the
+    /// WRITE is queued.
     pub(super) any_memory: bool,
     /// The clock for the times of messages, shared by the runtime's connections.
     clock: Clock,

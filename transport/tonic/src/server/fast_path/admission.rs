@@ -37,9 +37,9 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct ConnectionLimits {
     pub(super) connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
-    /// Handshakes in progress, and requests that wait for their turn.
+    /// Permits for handshakes in progress, and for requests that wait for their turn.
     pub(super) waiting: Arc<Semaphore>,
-    /// Bare connections in progress.
+    /// Permits for bare connections.
     #[cfg(feature = "measure")]
     pub(super) bare: Arc<Semaphore>,
 }
