@@ -36,7 +36,8 @@ const TRANSPORTS: [Transport; 3] = [Transport::InfiniBand, Transport::RoCE, Tran
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
-/// Adds the metadata that the server's layers require of every request, for example credentials.
+/// Adds metadata to the Offer, for example the credentials that the server's layers require of
+/// every request.
 #[derive(Clone)]
 pub(crate) struct OfferHook(Arc<dyn Fn() -> HookFuture + Send + Sync>);
 
@@ -336,7 +337,8 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<OfferAnswer, Reason> 
     Ok(offered)
 }
 
-/// tonic's user agent, as the server has seen it in the Offer.
+/// Parses tonic's user agent, as the server has seen it in the Offer. `None` if the text does not
+/// have tonic's form.
 fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
     let is_tonics = seen.starts_with("tonic/") && seen.len() <= MAX_USER_AGENT;
     let is_word = seen.bytes().all(|byte| byte.is_ascii_graphic());

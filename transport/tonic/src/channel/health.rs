@@ -144,7 +144,8 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // `failed` now finds the endpoint resting, so calls in flight change nothing.
+        // `failed` now finds the endpoint resting, so calls in flight that fail later change no
+        // count.
         let resting = self.health.resting.swap(true, Ordering::Relaxed);
         self.health.group.change(|counts| {
             counts.all -= 1;

@@ -36,7 +36,7 @@ use crate::tcp::connector::recording;
 const STREAM_WINDOW: u32 = 1 << 20;
 /// No limit for all streams together, so that unread streams do not stop other streams.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// Capacity of the pipe in bytes, in each direction. The bytes fit a processor's cache.
+/// Capacity of the pipe in bytes, in each direction. This many bytes fit in a processor's cache.
 const PIPE: usize = 128 << 10;
 /// Maximum length of a frame in bytes. Each frame is received whole, into its own buffer.
 const FRAME: u32 = 64 << 10;

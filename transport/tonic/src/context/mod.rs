@@ -133,7 +133,8 @@ impl Context {
         Ok(self.0.state.shm.get_or_init(|| fabric).clone())
     }
 
-    /// The configuration of a connection over this fabric.
+    /// The configuration of a connection with memory from `pool`. `grows` says whether slots are
+    /// added and removed with the load.
     pub(crate) fn connection_config(&self, pool: &Pool, grows: bool) -> ConnectionConfig {
         let mut options = ConnectionConfig::for_pool(pool, grows, self.0.settings.pinned_per_peer);
         if let Some(limit) = self.0.settings.busy_poll_limit {
@@ -289,8 +290,8 @@ impl Context {
         let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
             let pool = self.pool(&fabric).await.and_then(|pool| match pool.may_land() {
-                // The Offer reports this error to clients. Errors of other limits are ignored here,
-                // because they may pass before a client connects.
+                // The Offer reports this error to clients. Other errors are ignored here, because
+                // their causes may be gone when a client connects.
                 Err(error @ PoolError::File { .. }) => Err(from_error::pool(&error)),
                 _ => Ok(pool),
             });

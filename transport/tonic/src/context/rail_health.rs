@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// address. The port is left out, because it changes with each start of a server.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
-/// How long a rail that has failed is tried after all other rails: the time after the first
+/// How long a rail that has failed is tried only after all other rails: the time after the first
 /// failure, and the maximum. The time doubles with each further failure.
 const AVOIDED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 

@@ -68,8 +68,8 @@ pub(crate) struct FarNode {
     pub(crate) allowed: String,
 }
 
-/// The node of a device, if this process may run on none of the node's processors. `read` returns
-/// the text of a file.
+/// The NUMA node of a device, if this process is not allowed to run on any of the node's
+/// processors. `read` returns the text of a file.
 pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> Option<FarNode> {
     // The value is -1 if the machine has only one node.
     let node = read(&format!("/sys/class/infiniband/{device}/device/numa_node"))?;

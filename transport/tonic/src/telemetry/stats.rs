@@ -107,8 +107,9 @@ pub struct Copied {
     /// Messages in several parts that were joined, and data that landed in parts that are too short
     /// for the memory that they occupy. On TCP, all received data counts here.
     pub joined: u64,
-    /// Copied from landing memory to the heap, because the application held three quarters of the
-    /// landing memory, or because nobody read the data while another stream waited for memory.
+    /// Copied from landing memory to the heap, because the application held as much landing memory
+    /// as is allowed (at most three quarters of its connection's and of the pool's), or because
+    /// nobody read the data while another stream waited for memory.
     pub pressure: u64,
     /// Copied from landing memory to the heap, because the peer is not trusted to leave sent data
     /// unchanged: [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and

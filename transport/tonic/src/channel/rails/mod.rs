@@ -175,8 +175,8 @@ impl Rails {
     }
 
     /// Records that a connection, or an attempt to connect, has ended. A connection that is lost
-    /// before [`STABLE`] has passed counts as a failure of its rail, because the rail may lose long
-    /// packets only. A connection that held longer clears the rail's failures.
+    /// before [`STABLE`] has passed counts as a failure of its rail, because the rail may lose only
+    /// long packets. A connection that held longer clears the rail's failures.
     pub(super) fn left(&self, connection: usize, why: Left, health: &RailHealth) {
         let mut in_use = self.in_use();
         let Some(at) = in_use.rails.iter().position(|used| used.connection == connection) else {

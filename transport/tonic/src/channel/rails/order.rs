@@ -33,7 +33,7 @@ pub(crate) struct Rail {
     pub(super) local: Option<String>,
     /// The server's device, or its address if the server has not named the device.
     pub(super) remote: String,
-    /// Number of rails to the server's places that share no device.
+    /// Number of the rails to the server's places that share no device with each other.
     pub(super) apart: usize,
     /// Whether this host's device is on a NUMA node that the process does not run on.
     pub(super) far: bool,
@@ -44,7 +44,8 @@ impl Rail {
         (self.source, self.addr.ip().map(|addr| addr.ip()))
     }
 
-    /// Whether the two rails may share a device at either end.
+    /// Whether the two rails share a device at either end. If the kernel chooses a device of this
+    /// host, the rails are assumed to share it.
     pub(super) fn meets(&self, other: &Rail) -> bool {
         self.remote == other.remote
             || self.local.is_none()

@@ -23,7 +23,7 @@ const MAX_BLOCK: usize = 1024;
 pub(crate) struct Head {
     pub(crate) parts: Parts,
     pub(crate) call: Call,
-    /// See [`codec::is_plain_grpc`].
+    /// The result of [`codec::is_plain_grpc`] for this head.
     pub(crate) plain: bool,
 }
 

@@ -125,7 +125,7 @@ impl RecvBody {
 
     /// Gives a part to the deframer. The reader may keep the part in landing memory for any length
     /// of time. Begins to copy the part instead, if messages are copied before they are read, or if
-    /// readers hold as much landing memory as they may.
+    /// readers hold as much landing memory as is allowed.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),

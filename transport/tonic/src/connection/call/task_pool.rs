@@ -180,7 +180,8 @@ where
             };
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;
-            // Most services are always ready, so the call starts without a move through `New`.
+            // Poll the service here, because most services are always ready, and the call then
+            // skips `New`.
             this.stage.set(match service.poll_ready(cx) {
                 Poll::Ready(Ok(())) => {
                     *this.timer = start(&stream);

@@ -119,7 +119,7 @@ impl LandingMemory {
         })
     }
 
-    /// Ends a grant to which nothing was written.
+    /// Ends a grant whose memory was not written.
     pub(crate) fn take_back(&mut self, memory: usize) {
         drop(self.granted.try_remove(memory));
     }
