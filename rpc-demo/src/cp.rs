@@ -1,4 +1,5 @@
-//! `rpc-demo cp` copies from one server to another, through this program.
+//! `rpc-demo cp` copies objects from one server to another, or on one server. The data passes
+//! through this program.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The target argument of a command: the name or directory in a store.
+//! The target argument of a command: the name of an object, or a directory, in a store.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,8 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
-    /// Parses `target` for `count` items.
+    /// Parses `target`, under which a command stores `count` items. If `count` is above 1, `target`
+    /// is a directory even without a final slash.
     pub(crate) fn parse(target: &str, count: usize) -> Result<Destination, Failure> {
         let parse = |text: &str| Name::parse(text).map_err(|error| Failure::name(target, error));
         match target.strip_suffix('/') {

@@ -20,7 +20,7 @@ use crate::costs::{self, Costs};
 /// Offsets, lengths and addresses are multiples of this many bytes: a page, which is a multiple of
 /// a disk's block size.
 pub(crate) const ALIGN: u64 = 4096;
-/// Shorter pieces go through the page cache.
+/// Minimum length in bytes of a piece for O_DIRECT. Shorter pieces go through the page cache.
 pub(crate) const MIN_LEN: u64 = 64 << 10;
 
 /// Maximum number of reads and writes in flight, for all files. Further reads and writes wait.
@@ -94,7 +94,7 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// Opens the same file again, with O_DIRECT. If that is not possible, records the reason and
+    /// Opens `file` a second time, with O_DIRECT. If that is not possible, records the reason and
     /// returns `None`.
     pub(crate) fn open(file: &File, access: Access) -> Option<Direct> {
         let open = || {

@@ -74,7 +74,7 @@ fn add(
     let place = |below: &str| {
         Target::File(Place {
             root: root.clone(),
-            // For a file, `below` contains the last component.
+            // For a single file, `below` is the file's name, so this path is the file's directory.
             path: if tree {
                 path.clone()
             } else {

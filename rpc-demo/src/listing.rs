@@ -29,7 +29,7 @@ pub(crate) struct Found {
 }
 
 impl Listed {
-    /// Asks the server. `what` describes the operation in the error message.
+    /// Lists `name` on the server. `what` describes the operation in the error message.
     pub(crate) async fn of(
         connection: &Connection,
         name: &Name,
@@ -108,8 +108,8 @@ impl Listed {
     }
 }
 
-/// Returns the existing entries under a target name, by name. The map is empty if the target does
-/// not exist.
+/// Returns the files that exist at or below a target name. The key is the file's name. The map is
+/// empty if the target does not exist.
 pub(crate) async fn there(
     connection: &Connection,
     name: &Name,

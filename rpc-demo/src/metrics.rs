@@ -18,10 +18,10 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Interval of histogram maintenance. The recorder keeps every sample of a histogram until the next
 /// maintenance, even without scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Bucket boundaries of histograms of numbers.
+/// Bucket boundaries of histograms whose values are counts.
 const NUMBERS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-/// Bucket boundaries of histograms of seconds. The boundaries begin with microseconds, because
-/// calls over shared memory take microseconds.
+/// Bucket boundaries of histograms whose values are seconds. The boundaries begin at a few
+/// microseconds, because calls over shared memory take microseconds.
 const SECONDS: [f64; 20] = [
     5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
     0.5, 1.0, 2.5, 5.0, 10.0,

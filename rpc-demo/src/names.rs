@@ -13,8 +13,8 @@ pub(crate) use tonic_rdma_doctor::Escaped;
 const MAX_COMPONENT: usize = 255;
 /// Maximum length of a name in bytes: below PATH_MAX, which includes the final NUL.
 pub(crate) const MAX_NAME: usize = 4000;
-/// The server's directory for incomplete files. No object's name may begin with the name of this
-/// directory.
+/// The server's directory for incomplete files. The first component of an object's name must not be
+/// this name, whatever the case of its letters.
 pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
 /// A validated name: relative, UTF-8, with components separated by `/`. No component is empty, `.`

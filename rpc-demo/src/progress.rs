@@ -61,7 +61,8 @@ impl Progress {
         Progress { bar, files: AtomicU64::new(0) }
     }
 
-    /// Adds a bar for a file of `size` bytes; `u64::MAX` if the size is unknown.
+    /// Starts the progress of a file of `size` bytes; `u64::MAX` if the size is unknown. A file of
+    /// at least [`OWN_BAR`] bytes gets its own bar.
     pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
         let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
             bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name)))

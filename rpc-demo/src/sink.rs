@@ -32,7 +32,8 @@ const DEFAULT_MODE: u32 = 0o666;
 pub(crate) struct Written {
     file: File,
     turn: Mutex<()>,
-    /// The same file with O_DIRECT, opened with the first large chunk.
+    /// The same file with O_DIRECT, opened when the first large chunk is written. `None` if the
+    /// file cannot be opened with O_DIRECT.
     direct: OnceLock<Option<Direct>>,
 }
 
@@ -42,7 +43,7 @@ impl Written {
     }
 
     /// Returns the file for O_DIRECT, and how many bytes at the start of a chunk can be written to
-    /// it past the page cache.
+    /// it past the page cache. Returns `None` if no bytes can be.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
             disk::too_short();
@@ -159,8 +160,8 @@ pub(crate) trait Room: Send + 'static {
     /// The offset in the file at which this destination begins, in bytes.
     fn begin(&self) -> u64;
 
-    /// Calls `write`, which writes `len` bytes at `offset` bytes from the start of this
-    /// destination, if these bytes may be written.
+    /// Calls `write` if `len` bytes may be written at `offset`, counted from the start of this
+    /// destination. `write` writes these bytes.
     fn admit(
         &mut self,
         offset: u64,

@@ -93,7 +93,7 @@ fn read(
         return Ok(());
     }
     loop {
-        // At least one byte more than the known size is read, because only a read past the end
+        // At least one byte beyond the known size is requested, because only a read past the end
         // detects the end.
         let left = limit.saturating_sub(digest.size);
         let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
@@ -301,8 +301,8 @@ pub(crate) const BLOCK: usize = 128 << 10;
 /// Allocates buffers to read into.
 ///
 /// Data in a connection's pool is sent without a copy. Pool memory is limited, and a transfer that
-/// holds pool memory may have to queue at the server. So an allocation waits only briefly and then
-/// uses ordinary memory.
+/// holds pool memory may have to wait for its turn at the server. So an allocation waits only
+/// briefly and then uses ordinary memory.
 ///
 /// Ordinary buffers are reused once their bytes have been sent, because each new buffer of this
 /// size would be mapped, page-faulted and unmapped.

@@ -44,7 +44,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) elapsed: Duration,
     /// Costs of this process during the transfer.
     pub(crate) costs: Costs,
-    /// The path of the payload, or both paths of a copy from server to server.
+    /// The path of the payload. A copy by `cp` has two paths.
     pub(crate) routes: Routes,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Summary<'a> {
 pub(crate) enum Routes {
     /// The payload went to one server, or came from one server.
     One(Box<Route>),
-    /// The payload went from one server to another server.
+    /// The payload was read from one server and written to another, or back to the same server.
     Two { from: Box<Route>, to: Box<Route> },
 }
 

@@ -76,8 +76,8 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     if args.asked.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
-/// Makes all passes for all sizes. The first failure sets `stop`. Setting `stop` ends the
-/// measurement after the objects in flight.
+/// Makes all passes for all sizes. The first failure sets `stop`. Once `stop` is set, the
+/// measurement ends after the objects in flight.
 async fn measure(
     args: &Bench,
     connection: &Connection,

@@ -31,8 +31,9 @@ pub(super) struct Figures {
     seconds: f64,
     bytes_per_second: f64,
     objects_per_second: f64,
-    /// Median and 99th percentile of the time for a whole object, in milliseconds.
+    /// Median of the time for a whole object, in milliseconds.
     p50_ms: f64,
+    /// 99th percentile of this time.
     p99_ms: f64,
 }
 

@@ -14,7 +14,7 @@ use crate::tree::shown;
 
 /// Bytes generated at a time.
 const BLOCK: usize = 1 << 20;
-/// Number of middle-sized files, which share the remaining bytes.
+/// Number of files of medium size, which share the remaining bytes.
 const MIDDLE: u64 = 12;
 
 /// The contents of the tree.

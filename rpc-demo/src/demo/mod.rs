@@ -1,5 +1,6 @@
-//! `rpc-demo demo`: runs a server and clients as processes of this program. The clients send one
-//! tree over TCP and over the best path, and the result is compared with a plain copy.
+//! `rpc-demo demo` runs this program as a server and as clients, in separate processes. The clients
+//! send one tree over TCP and over the best path. The costs are compared with those of a plain
+//! copy.
 //!
 //! | module | what |
 //! |---|---|
@@ -43,8 +44,8 @@ const SMALL: u64 = 256 << 20;
 const ROUNDS: u16 = 3;
 const ROUNDS_SMALL: u16 = 9;
 
-/// Runs the demonstration. On every exit, the demonstration's processes have ended and its files
-/// are removed.
+/// Runs the demonstration. On every exit, the demonstration's processes have ended, and its files
+/// are removed unless `--keep` is set.
 pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     if let Some(size) = args.size.filter(|size| *size < SIZE_MIN) {
         return Err(Failure::usage(
@@ -55,12 +56,12 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     }
     let stop = Arc::<AtomicBool>::default();
     let mut processes = Processes::default();
-    // The handle outlives the steps, because the directory cannot be removed while a process writes
-    // to it.
+    // `place` outlives the steps, because the directory cannot be removed while a process writes to
+    // it.
     let mut place = None;
     let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
-    // A thread that still runs ends soon after `stop` is set. The last handle to the directory,
-    // held by that thread or by this function, removes it.
+    // A thread that still runs ends soon after `stop` is set. The thread or this function,
+    // whichever drops its handle to the directory last, removes the directory.
     stop.store(true, Ordering::Relaxed);
     processes.kill().await;
     drop(place);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `--dir DIR` | DIR, on any file system |
 //! | `--size SIZE` | memory; the directory for temporary files |
-//! | neither | memory; memory, with a tree of at least [`WORTHWHILE`]; the directory for temporary files |
+//! | neither | memory; memory, with a smaller tree of at least [`WORTHWHILE`]; the directory for temporary files; the same, with a smaller tree; memory, with a still smaller tree |
 //!
 //! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. The
 //! space in this directory is limited by the free space of the file system, and by the memory that
@@ -58,7 +58,7 @@ pub(super) struct Chosen {
     pub(super) backing: Backing,
     /// Size of the tree in bytes.
     pub(super) size: u64,
-    /// The reason for another choice than the preferred one. `None` for the preferred choice.
+    /// The reason why the preferred directory or size was not chosen. `None` if both were chosen.
     pub(super) why: Option<String>,
 }
 
@@ -106,7 +106,8 @@ pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chos
         lacking if lacking.is_empty() => "no directory in memory".to_owned(),
         lacking => lacking.join("; "),
     };
-    // The candidate with the most space, with a smaller tree of at least `least` bytes.
+    // Returns the candidate with the most space, and the size of the tree that fits there, if that
+    // size is at least `least`.
     let smaller = |backing, least| {
         let sized = of(backing).filter_map(|candidate| {
             let size = candidate.room.as_ref().map_or(0, |room| fitting(*room));

@@ -28,7 +28,7 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Default maximum number of parallel transfers.
+/// Maximum of the default number of parallel transfers.
 const JOBS_MAX: u16 = 8;
 
 /// The name of the TCP path.

@@ -71,7 +71,8 @@ pub(crate) struct Object {
     pub(crate) size: u64,
     /// Mode and time.
     pub(crate) attributes: Attributes,
-    /// The version, which changes when the object is replaced or changed.
+    /// Identifies the version of the object. The value changes when the object is replaced or
+    /// changed.
     pub(crate) version: String,
     /// CRC32C of the content as it was stored, if it is known and the file has not changed since.
     pub(crate) recorded: Option<u32>,
@@ -156,8 +157,8 @@ impl Store {
         (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// Records the CRC32C of a complete file with the file, and makes the file visible as `name`,
-    /// durably if the store syncs.
+    /// Stores the CRC32C of a complete file in the file's attribute, and renames the file to
+    /// `name`. If the store syncs, both are durable on return.
     pub(crate) fn commit(
         &self,
         pending: Pending,

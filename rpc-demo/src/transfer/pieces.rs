@@ -40,8 +40,9 @@ pub(super) struct Reading {
     /// The description of the transfer in error messages.
     pub(super) what: String,
     pub(super) pieces: mpsc::Receiver<io::Result<Piece>>,
-    /// Offset in the file at which the read begins, and the length that the file had, if known.
+    /// Offset in the file at which the read begins.
     pub(super) offset: u64,
+    /// The length that the file had, if known.
     pub(super) size: Option<u64>,
     /// The offset at which the read must end, if known.
     pub(super) end: Option<u64>,

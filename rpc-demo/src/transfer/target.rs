@@ -27,10 +27,10 @@ pub(crate) enum Target {
     File(Place),
 }
 
-/// A local file below a directory that cannot be left.
+/// A local file below the root of a transfer. No name in the transfer leads out of the root.
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// The directory that cannot be left.
+    /// The root, an open directory.
     pub(crate) root: Arc<Dir>,
     /// The path of `root`, for messages.
     pub(crate) path: PathBuf,
