@@ -1,7 +1,7 @@
 //! The allocators that the processes of a contender use.
 //!
-//! A program's allocator is linked into it, so there is one program per allocator. Apart from that
-//! the programs are the same.
+//! A program's allocator is linked into it, so mimalloc needs a separate program. Apart from the
+//! allocator, this program is the same.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -50,8 +50,8 @@ impl Allocator {
         }
     }
 
-    /// The counterpart of `program` that is linked to this allocator. `neighbour` is for contenders
-    /// from other projects.
+    /// The counterpart of `program` that is linked to this allocator. `neighbour` says whether
+    /// `program` runs contenders from other projects.
     ///
     /// # Errors
     /// The counterpart was not built, or is older than its sources.
@@ -102,8 +102,9 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// Returns a source file that is newer than `program`, according to cargo's dependency file next to
-/// it, because `cargo run` rebuilds only one program. `None` if there is no dependency file.
+/// Returns a source file that is newer than `program`. The sources are those in cargo's dependency
+/// file next to the program; without this file, returns `None`. The check is needed because `cargo
+/// run` rebuilds only the program that it runs.
 fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };
     let built = fs::metadata(program)?.modified()?;
@@ -130,8 +131,8 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// All combinations, ordered by allocator. Contenders that allocate nothing are combined with
-    /// the first allocator only.
+    /// All combinations, ordered by allocator. Contenders that allocate nothing appear once, with
+    /// the default allocator.
     pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Variant> {
         let with = |(at, allocator): (usize, &Allocator)| {
             let allocator = *allocator;

@@ -20,7 +20,7 @@ pub(crate) struct Buffers {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The buffers and their lengths.
+    /// The buffers that wait for a message, each with its length.
     idle: Vec<(usize, LandIn<LandableBuf>)>,
     /// The address of each buffer that was created.
     places: Vec<usize>,

@@ -91,7 +91,7 @@ fn processor(info: &str) -> String {
     }
 }
 
-/// The C library as getconf(1) reports it, which musl does not support.
+/// The C library as getconf(1) reports it. On musl, getconf does not report it.
 fn c_library() -> String {
     let output = Command::new("getconf")
         .arg("GNU_LIBC_VERSION")

@@ -24,8 +24,8 @@ pub struct Round {
     pub calls: usize,
     /// Payload bytes of the counted calls in both directions.
     pub bytes: usize,
-    /// The rate at which calls start in thousands per second, if it does not depend on when they
-    /// end.
+    /// The rate at which calls start, in thousands per second, if calls start at given times
+    /// whether or not earlier calls have ended.
     #[serde(default)]
     pub offered: Option<f64>,
     /// Number of calls of each client, if several clients share the server for a given time.
@@ -167,18 +167,18 @@ pub(crate) struct Work {
     pub(crate) calls: usize,
 }
 
-/// Selects the times to take in addition to that of all calls together.
+/// Selects the durations to measure in addition to that of all calls together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Timed {
-    /// No other time.
+    /// No other duration.
     All,
-    /// The time of each call.
+    /// The duration of each call.
     Each,
 }
 
-/// The duration of all calls, `in_flight` at a time, spread evenly over the connections, and of
-/// each call. With more connections than calls in flight, each caller cycles through its share of
-/// the connections.
+/// Makes calls, `in_flight` at a time, spread evenly over the connections. Returns the duration of
+/// all calls together and, with [`Timed::Each`], of each call. With more connections than calls in
+/// flight, each caller cycles through its share of the connections.
 pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
     work: Work,

@@ -1,4 +1,4 @@
-//! Upper bound within one host: a single copy by one processor.
+//! An upper bound for transports within one host: a single copy by one processor.
 
 use std::hint::black_box;
 use std::time::Instant;

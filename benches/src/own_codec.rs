@@ -1,4 +1,5 @@
-//! A codec such as a program writes for itself: fixed fields, then the payload, which is copied.
+//! An example of a codec that a program defines itself: fixed fields, then the payload, which is
+//! copied.
 
 use bytes::{Buf as _, BufMut as _};
 use tonic::Status;

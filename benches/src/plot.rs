@@ -107,7 +107,8 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
         .collect()
 }
 
-/// Draws curves over a logarithmic axis. Draws nothing if there are no points.
+/// Draws curves over a logarithmic x axis. With `log`, the y axis is logarithmic as well. Draws
+/// nothing if there are no points.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -95,7 +95,7 @@ impl Process {
     }
 }
 
-/// Copies lines to this process's stderr until the pipe ends.
+/// Copies lines to this process's stderr until the pipe ends, and keeps the last line.
 async fn pass_on(stderr: ChildStderr, last_line: Arc<Mutex<String>>) {
     let mut stderr = BufReader::new(stderr);
     let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! Upper bound: SENDs and WRITEs over a fabric's link, without protocol, calls or messages.
+//! An upper bound for calls: SENDs and WRITEs over a fabric's link, without the protocol.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const MAX_WRITE: usize = 4 << 20;
 /// WRITEs in flight go to different memory, like messages that have not been read yet, so they do
 /// not share cache lines.
 const N_TARGETS: usize = 8;
-/// WRITEs in flight for rows that do not specify it.
+/// Number of WRITEs in flight in rows that do not specify this number.
 const DEFAULT_WINDOW: usize = 16;
 
 /// Returns an end's limits for messages of up to `message` bytes. Each target has this length.
@@ -131,7 +131,7 @@ impl RowRunner for Raw {
         matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
     }
 
-    /// Fabric and device.
+    /// Names the fabric and the device.
     fn path(&self) -> String {
         format!("raw {} ({})", self.fabric.provider(), self.fabric.name())
     }

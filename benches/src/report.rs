@@ -36,7 +36,7 @@ pub struct Cell {
     pub counted: Counted,
     /// Whether the contender does not support the row.
     pub absent: bool,
-    /// The first error, after which the contender runs no further rounds.
+    /// The first error, after which the contender runs no further rounds of this row.
     pub failure: Option<String>,
 }
 
@@ -82,8 +82,8 @@ impl Cell {
         Some(self.of(|s| s.round.percentiles.map_or(f64::NAN, |p| p[index])))
     }
 
-    /// The median rate at which calls start in thousands per second, if it does not depend on when
-    /// they end.
+    /// The median of [`Round::offered`](crate::measure::Round::offered), if the row has this
+    /// figure.
     fn offered(&self) -> Option<f64> {
         self.samples.first()?.round.offered?;
         Some(self.of(|s| s.round.offered.unwrap_or(f64::NAN)))
@@ -98,8 +98,8 @@ impl Cell {
     pub fn cpu_per_gb(&self) -> Option<f64> {
         let bytes = |s: &Sample| s.round.bytes.max(1) as f64;
         let rate = self.of(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / bytes(s));
-        // Nanoseconds per byte. Small calls carry almost no payload, so this rate would mean
-        // nothing for them.
+        // Nanoseconds per byte equal seconds per gigabyte. Small calls carry almost no payload, so
+        // this figure would mean nothing for them.
         let small = self.samples.first()?.round.bytes < 1024 * self.samples.first()?.round.calls;
         (!small).then_some(rate)
     }
@@ -144,7 +144,7 @@ impl RowResult {
     }
 }
 
-/// Formats an empty Markdown table with these column titles.
+/// Creates an empty Markdown table with these column titles.
 pub fn markdown(header: &[String]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
@@ -239,7 +239,7 @@ pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) 
 /// All results of one run of `compare`.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Program, command line and commit.
+    /// Title, commit and command line.
     pub origin: Origin,
     /// The machine on which `compare` ran.
     pub machine: Machine,

@@ -78,7 +78,7 @@ pub struct Recorded {
     /// The origin of the results.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The machine on which they were measured.
+    /// The machine on which the results were measured.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,
@@ -108,7 +108,7 @@ pub struct Figures {
 /// Selects a figure of [`Figures`].
 type Figure = fn(&Figures) -> Option<f64>;
 
-/// Costs per call of both processes together.
+/// The columns of costs, for both processes together: the name of a column, and its figure.
 const COSTS: [(&str, Figure); 6] = [
     ("CPU us/call", |f| f.cpu_us_per_call),
     ("CPU s/GB", |f| f.cpu_s_per_gb),
@@ -137,7 +137,7 @@ impl Figures {
     }
 }
 
-/// One of the ten numbers that README.md shows.
+/// One of the headline numbers in README.md.
 struct Headline {
     what: &'static str,
     run: &'static str,

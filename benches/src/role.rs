@@ -156,7 +156,9 @@ impl Role {
         // If a signal ends `compare`, its processes also end.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
-        // Each connection needs a few descriptors. `scale` reports a reached hard limit.
+        // Each connection needs a few descriptors, so the soft limit is raised to the hard limit.
+        // If the hard limit is too low, connections fail, and `scale` reports the usage and the
+        // limit with the error.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
             .context("cannot have more descriptors")?;

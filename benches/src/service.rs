@@ -32,8 +32,8 @@ pub const MAX_MESSAGE: usize = 512 << 20;
 /// The path of the method with one request and one reply.
 const EXCHANGE: &str = "/tonic_rdma.bench.v1.Bench/Exchange";
 
-/// HTTP/2 windows in bytes, of a stream and of a connection. They are so large that 8 calls of 1
-/// MiB never wait for a window, so that TCP performs at its best.
+/// HTTP/2 windows in bytes, of a stream and of a connection. With these windows, 8 calls of 1 MiB
+/// never wait for a window, so TCP performs at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
 /// Replies from preallocated memory, so that the handler costs little. The memory is pinned if the
@@ -222,8 +222,8 @@ const SPARE: usize = 8;
 /// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The context of a contender. Some contenders have a context with a pool for long messages, or
-/// with mapping of the peer's buffers. Others have the global context or, with `room`, a context
+/// The context of a contender. Some contenders have a context with a pool for long messages, or a
+/// context that maps the peer's buffers. Others have the global context or, with `room`, a context
 /// whose pools have control memory for that number of connections.
 pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();

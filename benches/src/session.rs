@@ -57,7 +57,7 @@ pub enum Start {
 
 /// Runs rounds.
 pub trait RowRunner {
-    /// Whether it supports this row.
+    /// Whether the runner supports this row.
     fn supports(&self, row: &Row) -> bool;
     /// A description of the path.
     fn path(&self) -> String;

@@ -210,7 +210,7 @@ pub fn short() -> Vec<Row> {
     rows
 }
 
-/// All rows.
+/// The rows of the full comparison.
 pub fn full() -> Vec<Row> {
     let mut rows = vec![Row { kind: Kind::Latency, calls: 5000 }];
     for in_flight in [1, 16, 64, 256] {
@@ -251,7 +251,7 @@ pub fn open() -> Vec<Row> {
     [10, 50, 80].map(|percent| Row { kind: Kind::Open { percent }, calls: 20_000 }).into()
 }
 
-/// The rows with messages that are longer than a piece of landing memory.
+/// The rows with messages of 64 MiB.
 pub fn long() -> Vec<Row> {
     let rows = [8, 1].map(|in_flight| {
         [Direction::Up, Direction::Down].map(|way| bulk(64 << 20, way, in_flight, 1 << 30))
@@ -259,10 +259,10 @@ pub fn long() -> Vec<Row> {
     rows.concat()
 }
 
-/// The rows with a message that is handed over. They show how much a message's length adds to the
-/// time of a short call. These rows have more calls than other rows of long messages, because each
-/// call takes little time. A message of 256 MiB would exceed the protocol's limit by the length of
-/// its other fields.
+/// The rows with one message in flight, which a contender that lends hands over without a copy.
+/// These rows show how much a message's length adds to the time of a short call. These rows have
+/// more calls than other rows of long messages, because each call takes little time. A message of
+/// 256 MiB would exceed the protocol's limit by the length of its other fields.
 pub fn handover() -> Vec<Row> {
     let row = |size| Row {
         kind: Kind::Bulk { size, direction: Direction::Up, in_flight: 1 },

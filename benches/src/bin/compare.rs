@@ -302,7 +302,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts in separate processes, because counting slows processes down.
+/// Counts copies and system calls in separate processes, because counting slows processes down.
 async fn count(
     results: &mut [RowResult],
     variants: &[Variant],

@@ -136,7 +136,8 @@ fn count(
     })
 }
 
-/// Prints the transports' parts of a call of 64 B: the total minus the total of a call in place.
+/// Prints how many instructions of a call of 64 B belong to each transport: the total minus the
+/// total of a call that is answered in place.
 fn transport_part(now: &Record) {
     let instructions = |name: &str| now.costs.get(name)?.get("instructions").copied();
     let Some(nothing) = instructions("call-64-nothing") else { return };

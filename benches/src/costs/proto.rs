@@ -71,9 +71,11 @@ struct Pair {
     ends: [Connection; 2],
     slot: Vec<u8>,
     now: Instant,
-    /// Keys of landing memory, and numbers of messages and WRITEs so far.
+    /// Number of keys of landing memory given so far, which is also the last key.
     keys: usize,
+    /// Number of messages so far.
     messages: u64,
+    /// Number of WRITEs so far.
     writes: u64,
 }
 
@@ -160,7 +162,8 @@ impl Pair {
     }
 }
 
-/// Counts unary calls of `len` bytes. If a slot holds fewer bytes, the reply is empty.
+/// Counts the costs of unary calls whose requests have `len` bytes. The reply has the same length,
+/// but is empty if `len` exceeds a slot.
 fn exchange(len: usize) -> anyhow::Result<Counts> {
     let mut pair = Pair::new();
     let (block, request) = (Bytes::from(vec![7; 200]), Bytes::from(vec![7; len]));

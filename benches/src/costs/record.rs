@@ -29,7 +29,7 @@ const HEAD: &str = "\
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The toolchain with which they were counted.
+    /// The toolchain with which the costs were counted.
     pub toolchain: String,
     /// Counts by scenario.
     pub costs: BTreeMap<String, Counts>,

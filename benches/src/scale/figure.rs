@@ -76,8 +76,8 @@ impl PartialEq for Figure {
     }
 }
 
-/// Computes a figure. The resources per connection are relative to the contender's first row, which
-/// is the second argument.
+/// A function that computes a figure of a row. For the resources per connection, the function also
+/// gets the contender's first row, with which it compares the row.
 #[derive(Clone, Copy)]
 enum Of {
     Bulk(fn(&BulkRound) -> Option<f64>),

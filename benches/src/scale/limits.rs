@@ -14,7 +14,7 @@ struct Use {
 }
 
 impl Use {
-    /// Whether the next connection may be refused.
+    /// Whether so little is left that the next connection may be refused.
     fn is_spent(&self) -> bool {
         self.limit.is_some_and(|limit| self.used.saturating_mul(100) >= limit.saturating_mul(99))
     }

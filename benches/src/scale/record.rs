@@ -13,7 +13,7 @@ pub struct Run {
     /// The origin of the results.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The machine on which they were measured.
+    /// The machine on which the results were measured.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,
@@ -77,11 +77,11 @@ pub struct Connections {
     pub connections: usize,
     /// Rounds of calls on all connections in turn.
     pub all: Vec<Load>,
-    /// The processes immediately after the rounds on all connections.
+    /// The resources of the processes immediately after the rounds on all connections.
     pub busy: Option<Ends>,
-    /// The processes when idle.
+    /// The resources of the processes while all connections are idle.
     pub rest: Option<Ends>,
-    /// Idle processor time of both processes in microseconds per second.
+    /// Processor time of both processes while all connections are idle, in microseconds per second.
     pub rest_cpu_us_per_s: Option<f64>,
     /// Rounds of calls on one connection while the others are idle.
     pub one: Vec<Load>,
@@ -98,7 +98,7 @@ pub struct Load {
     pub cpu_us_per_call: f64,
 }
 
-/// Both processes at one moment.
+/// The resources of both processes at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
     /// The client process.
@@ -116,7 +116,7 @@ pub struct Streams {
     pub streams: usize,
     /// Rounds of sequential small calls with the streams open.
     pub rounds: Vec<LatencyRound>,
-    /// The processes after the rounds.
+    /// The resources of the processes after the rounds.
     pub ends: Option<Ends>,
     /// The error that ended the rounds.
     pub failure: Option<String>,
