@@ -117,7 +117,7 @@ passed_through! {
 }
 
 impl From<tonic_prost_build::Builder> for Builder {
-    /// Keeps all settings except the codec and the type of `bytes` fields, which all become
+    /// Keeps all settings except two: the codec becomes tonic-rdma's, and all `bytes` fields become
     /// `Bytes`. To change these, call [`codec_path`](Builder::codec_path),
     /// [`bytes`](Builder::bytes) or [`bytes_as_vec`](Builder::bytes_as_vec) on the result.
     fn from(tonic: tonic_prost_build::Builder) -> Self {
@@ -207,7 +207,7 @@ impl Builder {
         Box::new(Generator { inner: self.tonic.service_generator() })
     }
 
-    /// Adds the services to `config`, and returns the builder for the messages.
+    /// Makes `config` generate the services, and returns the builder for the messages.
     fn messages(self, config: &mut Config) -> tonic_prost_build::Builder {
         let bytes_named = self.bytes_named;
         let messages = self.tonic.clone();

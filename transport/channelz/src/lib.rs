@@ -55,7 +55,7 @@
 //!
 //! The list adds no work to calls. A connection has an entry from its beginning to its end. An
 //! answer has at most [`MAX_RESULTS`] entries. The service locks each fast-path connection of the
-//! answer while it reads some numbers.
+//! answer while it reads the connection's counters.
 
 #![forbid(unsafe_code)]
 
@@ -97,7 +97,7 @@ struct Owners {
     entries: Vec<Listed>,
     /// The last id.
     last: u64,
-    /// Number of entries at which the next search for ended entries begins.
+    /// If the list has more entries than this number, entries that have ended are removed.
     sweep_at: usize,
 }
 
@@ -149,7 +149,8 @@ impl Channelz {
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
-        // Each change leaves the list consistent.
+        // Each change leaves the list consistent, so a lock that a panic has poisoned can still be
+        // used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

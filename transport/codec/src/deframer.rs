@@ -83,8 +83,8 @@ pub(super) enum At {
     Gather { left: usize, fill: usize },
     /// The body is passed on unparsed.
     Through,
-    /// Like `Through`, but the reader does not parse the body either, and gets the bytes where they
-    /// landed.
+    /// Like `Through`, but the bytes are passed on in the memory where they landed. The reader
+    /// copies them before it parses them.
     InPlace,
 }
 
@@ -131,9 +131,10 @@ pub struct Delivered {
 
 /// Deframer of one received body.
 ///
-/// Only this crate's decoder receives landed bytes. For any other reader, landed bytes are copied
-/// out first, in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed
-/// on as it was read. So tonic finds the same message boundaries even if the peer overwrites
+/// Only this crate's decoder, and a reader for which the deframer was made by
+/// [`in_place`](Self::in_place), receive landed bytes. For any other reader, landed bytes are
+/// copied out first, in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and
+/// passed on as it was read. So tonic finds the same message boundaries even if the peer overwrites
 /// headers later.
 #[derive(Debug)]
 pub struct Deframer {
@@ -150,11 +151,12 @@ pub struct Deframer {
     /// Number of bytes passed on before the next piece. The piece ends as if these bytes were part
     /// of the piece, which keeps source and destination of the copy aligned.
     ahead: usize,
-    /// Keys of placeholders that were passed on, and of which some may already have been decoded.
+    /// Keys of the placeholders that were passed on. Some of these placeholders may already have
+    /// been decoded.
     keys: Fifo<Key>,
     pub(super) share: BytesMut,
     pub(super) delivered: Delivered,
-    /// The first message until it is complete, if it has a buffer to land in.
+    /// The first message while it is being received, if the call has a buffer for its field.
     pub(super) gather: Option<Box<Gather>>,
     pub(super) gathered: Gathered,
 }
@@ -412,7 +414,7 @@ impl Deframer {
     }
 }
 
-/// A piece that is copied together from landed bytes.
+/// A buffer into which landed bytes are copied.
 #[derive(Debug, Default)]
 struct CopyBuffer {
     bytes: BytesMut,

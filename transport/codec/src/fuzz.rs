@@ -136,7 +136,7 @@ where
 /// prost. The arena holds the plan of these writes.
 ///
 /// # Panics
-/// If prost is given a byte of the arena itself.
+/// If prost is given bytes of the arena itself instead of a copy.
 pub fn decode_watched<M>(
     pieces: Vec<(Bytes, Came)>,
     limit: usize,

@@ -1,9 +1,9 @@
 //! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma), which does not copy `bytes`
 //! fields. tonic-rdma exports it as `tonic_rdma::codec`, whose documentation describes it.
 //!
-//! Depend on tonic-rdma instead. The codec is a separate crate, because the replacement for
-//! tonic-prost uses it. That replacement cannot depend on tonic-rdma, because tonic-rdma depends on
-//! tonic-prost.
+//! Programs depend on tonic-rdma, not on this crate. The codec is a separate crate because the
+//! replacement for tonic-prost uses it. That replacement cannot depend on tonic-rdma, because
+//! tonic-rdma depends on tonic-prost.
 //!
 //! | file | what |
 //! |---|---|

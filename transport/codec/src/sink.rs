@@ -38,8 +38,8 @@ thread_local! {
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// Values that an encoder and the body being polled exchange. Each poll of a body sets such values,
-/// so the type has no destructor.
+/// Values that an encoder and the body being polled exchange. Each poll of a body sets these
+/// values, so the type has no destructor, to keep a poll cheap.
 #[derive(Clone, Copy, Debug)]
 struct EncoderState {
     /// Whether there is a sink.
@@ -213,7 +213,7 @@ pub(super) fn encode<T: Message>(
     Ok(next)
 }
 
-/// Checks that no field of a message lies in memory mapped from a truncated file.
+/// Fails if a field of a message lies in memory that is mapped from a truncated file.
 #[cfg(target_os = "linux")]
 #[cold]
 fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {

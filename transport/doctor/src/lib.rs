@@ -2,7 +2,8 @@
 //! [`diagnose`](tonic_rdma::diagnose()), as text for people and as JSON for scripts.
 //!
 //! [`Report`] is a diagnosis that can be printed. This package's program `tonic-rdma-doctor`
-//! diagnoses a host and the path to a server. A running server or client prints its own diagnosis:
+//! diagnoses a host and the path to a server. A server or a client can also print its own
+//! diagnosis:
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -38,7 +39,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// The [`exit_code`](Report::exit_code) of a diagnosis that could not be made or written.
+    /// The exit code if a diagnosis could not be made or written, or the peer did not answer.
     pub const UNKNOWN: u8 = 2;
 
     /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without a
@@ -64,7 +65,8 @@ impl<'a> Report<'a> {
     }
 
     /// The exit code of a program with this diagnosis as its result. The code is 0 if calls would
-    /// use RDMA or, with a peer, shared memory. The code is 1 if calls would use neither, and
+    /// use RDMA or, with a peer, shared memory. The code is 1 if calls would use neither, or if
+    /// calls to the peer over that path failed while they were measured. The code is
     /// [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
     pub fn exit_code(&self) -> u8 {
         match (&self.found.peer, self.found.rdma) {

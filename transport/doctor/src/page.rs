@@ -18,8 +18,9 @@ pub(crate) fn terminal_width() -> Option<u16> {
         .map(|(terminal_size::Width(columns), _)| columns)
 }
 
-/// The width of a table in columns: the width of the terminal, within the limits, so that the
-/// terminal does not wrap lines.
+/// The width of a table in columns: the width of the terminal, limited to [`NARROWEST`] to
+/// [`WIDEST`]. On a terminal of at least [`NARROWEST`] columns, the lines of tables are not
+/// wrapped.
 pub(crate) fn fitting(columns: Option<u16>) -> u16 {
     columns.filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
 }
@@ -71,7 +72,8 @@ impl TextPage<'_> {
 }
 
 /// Escapes control characters in text that may come from a file, a peer or the environment, and
-/// limits its length. Every command and reason fits, and only a peer sends longer text.
+/// limits its length. Commands and reasons are shorter than this limit. Only text from a peer may
+/// be longer.
 pub(crate) fn shown(text: impl AsRef<str>) -> String {
     let text = text.as_ref();
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);

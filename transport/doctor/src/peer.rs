@@ -60,7 +60,7 @@ fn measured(page: &mut TextPage<'_>, peer: &Peer) -> fmt::Result {
     page.line(format_args!("{table}"))
 }
 
-/// The name of the path.
+/// The name of the fast path.
 fn fast(peer: &Peer) -> &'static str {
     peer.path.map_or("fast", |path| path.as_str())
 }

@@ -51,11 +51,12 @@ pub enum WhyCopied {
     /// The call went over TCP.
     #[error("the call went over TCP")]
     Tcp,
-    /// The call went over shared memory, and the server cannot map the buffer. Either the buffer is
-    /// not a `LandableBuf` that stays registered, or the server has mapped as many files as it may.
+    /// The call went over shared memory, and the peer has not mapped the buffer. Either the buffer
+    /// is not a `LandableBuf` that stays registered, or the peer does not map buffers
+    /// (`ContextBuilder::map_peer_buffers`), or the peer has mapped as many files as it may.
     #[error("the call went over shared memory")]
     SharedMemory,
-    /// The message was too short for a WRITE, or the server's codec does not tell where the fields
+    /// The message was too short for a WRITE, or the sender's codec does not tell where the fields
     /// lie.
     #[error("the message came in control messages, or without the place of its field")]
     NotApart,

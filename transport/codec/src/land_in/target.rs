@@ -1,4 +1,4 @@
-//! A call's view of its buffer.
+//! The application buffer of a call, and how the call claims it and reports the outcome.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -63,7 +63,7 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Changes the reason for which the field will be copied.
+    /// Sets the reason that is reported if the field is copied.
     pub fn will_be_copied(&self, why: WhyCopied) {
         *lock(&self.why) = why;
     }
@@ -82,8 +82,8 @@ impl Claimed {
         self.set(Outcome::Empty { why });
     }
 
-    /// Whether a field of this length fits. Fails if the field does not fit and the call must then
-    /// fail.
+    /// Whether a field of this length fits the buffer. Returns an error if the field does not fit
+    /// and the program has set `or_fail`.
     pub fn fits(&self, field: usize) -> Result<bool, Status> {
         let buffer = self.lease.capacity();
         if field <= buffer {

@@ -10,7 +10,7 @@ use tonic_rdma_memory::{Landed, Window};
 
 use crate::land_in::{Claimed, WhyEmpty};
 
-/// A message in the parts in which it arrived, and the buffer.
+/// A message in the parts in which it arrived, and the buffer for its longest field.
 #[derive(Debug)]
 pub(crate) struct NamedMessage {
     pub(crate) parts: Vec<Landed>,
