@@ -121,7 +121,7 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     Ok(sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " "))).find(changed))
 }
 
-/// A contender with an allocator.
+/// A contender, and the allocator of its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// The transport under test.

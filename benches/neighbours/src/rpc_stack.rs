@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-/// Request and reply.
+/// A request or a reply.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 struct Blob {
     #[schemars(with = "Vec<u8>")]

@@ -20,7 +20,7 @@ use std::{hint::spin_loop, mem::MaybeUninit, sync::Arc};
 type Message = [MaybeUninit<u8>];
 type Service = PortFactory<ipc_threadsafe::Service, Message, u64, Message, ()>;
 
-/// The longest message.
+/// Maximum length of a message in bytes.
 const MAX: usize = 256 << 20;
 
 /// The service. A request's header contains the length of the reply.

@@ -85,7 +85,7 @@ async fn measure(args: &Args) -> anyhow::Result<Run> {
     Ok(Run { origin: Origin::here(&args.title), machine, notes, bulk, connections, streams })
 }
 
-/// Returns the load averages. Before a run they show the load that other programs cause.
+/// Returns the load averages. Before a run, these averages show the load of other programs.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split_whitespace().take(3).collect::<Vec<_>>().join(" ")

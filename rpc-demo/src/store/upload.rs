@@ -104,7 +104,8 @@ pub(crate) enum UploadError {
 #[derive(Default)]
 pub(super) struct Uploads {
     pub(super) open: Mutex<HashMap<String, Arc<Upload>>>,
-    /// Held while an upload begins, so that no two uploads use the same file.
+    /// Held while an upload begins or old files are removed, so that no two uploads use the same
+    /// file and no file in use is removed.
     pub(super) beginning: Mutex<()>,
 }
 

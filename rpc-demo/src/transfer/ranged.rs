@@ -267,8 +267,8 @@ impl Large {
         Ok(digest.crc32c)
     }
 
-    /// Checks that all ranges come from the same version of the object, and that it has the listed
-    /// size.
+    /// Checks that all ranges come from the same version of the object, and that the object has the
+    /// listed size.
     fn same(&self, header: GetHeader) -> Result<(), Failure> {
         let first = self.header.get_or_init(|| header.clone());
         if header.version == first.version && header.size == self.ranges.size() {
