@@ -241,9 +241,14 @@ impl<T> Fifo<T> {
 
     /// Removes and returns the first element.
     pub fn pop_front(&mut self) -> Option<T> {
-        let first = self.first.take()?;
-        self.first = self.rest.as_mut().and_then(|rest| rest.pop_front());
-        Some(first)
+        if self.is_empty() {
+            // Taking `None` would move the room for an element.
+            return None;
+        }
+        match &mut self.rest {
+            None => self.first.take(),
+            Some(rest) => std::mem::replace(&mut self.first, rest.pop_front()),
+        }
     }
 
     /// The first element.
