@@ -282,13 +282,15 @@ enum Hostile {
     Endless,
     /// Pages that have nothing and are not the last.
     Empty,
+    /// Pages of one owner each. The owner of the first page ends before its connections are listed.
+    Ended,
 }
 
 #[tonic::async_trait]
 impl Channelz for Hostile {
     async fn list_owners(
         &self,
-        _: Request<ListOwnersRequest>,
+        request: Request<ListOwnersRequest>,
     ) -> Result<Response<ListOwnersResponse>, Status> {
         let owner = Owner {
             id: 1,
@@ -301,14 +303,21 @@ impl Channelz for Hostile {
             Hostile::Names => (vec![owner], true),
             Hostile::Endless => (vec![owner], false),
             Hostile::Empty => (Vec::new(), false),
+            Hostile::Ended => {
+                let id = request.get_ref().after + 1;
+                (vec![Owner { id, ..owner }], id == 2)
+            }
         };
         Ok(Response::new(ListOwnersResponse { owners, end }))
     }
 
     async fn list_connections(
         &self,
-        _: Request<ListConnectionsRequest>,
+        request: Request<ListConnectionsRequest>,
     ) -> Result<Response<ListConnectionsResponse>, Status> {
+        if matches!(self, Hostile::Ended) && request.get_ref().owner == 1 {
+            return Err(Status::not_found("it has ended"));
+        }
         Ok(Response::new(ListConnectionsResponse { connections: Vec::new(), end: true }))
     }
 }
@@ -324,6 +333,8 @@ fn hostile_lists_neither_change_the_terminal_nor_keep_it_waiting() {
         runtime.spawn(router.serve_with_incoming(incoming));
         url
     };
+    let output = ok(once(&serve(Hostile::Ended)));
+    assert_eq!(stdout(&output).lines().count(), 2, "the second owner is shown: {output:?}");
     let output = ok(once(&serve(Hostile::Names)));
     let table = stdout(&output);
     assert!(table.is_ascii() && table.chars().all(|c| c == '\n' || !c.is_control()), "{table:?}");

@@ -92,13 +92,14 @@ pub(crate) async fn look(client: &ChannelzClient) -> Result<Look, Status> {
     let at = Instant::now();
     let mut client = client.clone();
     let mut owners: Vec<(Owner, Vec<Connection>)> = Vec::new();
-    let mut fetched = 0;
+    let (mut fetched, mut after) = (0, 0);
     loop {
-        let after = owners.last().map_or(0, |(owner, _)| owner.id);
+        let before = after;
         let request = ListOwnersRequest { after, max_results: PAGE };
         let page = in_time(client.list_owners(request)).await?;
         for owner in page.owners {
-            check(after, owner.id)?;
+            check(before, owner.id)?;
+            after = after.max(owner.id);
             let connections = match connections(&mut client, owner.id, MOST - fetched).await {
                 // The owner has ended since it was listed.
                 Err(status) if status.code() == Code::NotFound => continue,
@@ -110,7 +111,7 @@ pub(crate) async fn look(client: &ChannelzClient) -> Result<Look, Status> {
         if page.end || owners.len() >= MOST {
             return Ok(Look { at, owners });
         }
-        if owners.last().map_or(0, |(owner, _)| owner.id) <= after {
+        if after == before {
             return Err(astray());
         }
     }
