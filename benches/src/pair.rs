@@ -291,7 +291,7 @@ impl Pair {
     }
 
     /// Counts the copies and system calls of a tenth of a row's calls, after a warm-up of at least
-    /// [`LEARNING`] calls. The pair must have been started with [`Copies::environment`].
+    /// 32 calls. The pair must have been started with [`Copies::environment`].
     ///
     /// # Errors
     /// The errors of [`sample`](Self::sample). A missing strace is not an error.
