@@ -35,10 +35,10 @@ pub struct Args {
     #[arg(long, overrides_with = "bulk", value_delimiter = ',', default_values_t = [1, 2, 8, 16, 64],
         value_parser = clap::value_parser!(u32).range(1..))]
     pub bulk: Vec<u32>,
-    /// Duration of a round of messages of 1 MiB in seconds
+    /// Duration in seconds of a round with messages of 1 MiB
     #[arg(long, value_parser = seconds, default_value = "5")]
     pub seconds: Duration,
-    /// Duration of the uncounted warm-up before a round of messages of 1 MiB in seconds
+    /// Duration in seconds of the uncounted warm-up before a round with messages of 1 MiB
     #[arg(long, value_parser = seconds, default_value = "2")]
     pub warm_up: Duration,
     /// Numbers of connections between the two processes

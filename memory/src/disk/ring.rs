@@ -85,8 +85,8 @@ impl Ring {
     /// # Errors
     /// The kernel's error: ENOSYS without io_uring, or EPERM where seccomp or
     /// `kernel.io_uring_disabled` forbid it. EINVAL before Linux 5.6, which cannot list its
-    /// operations. `Unsupported` if the kernel lacks these reads and writes. If the thread cannot
-    /// be created, the error of creating it.
+    /// operations. `Unsupported` if the kernel lacks these reads and writes. The error of
+    /// `thread::Builder::spawn` if the ring's thread cannot be created.
     pub fn new(entries: u32) -> io::Result<Ring> {
         let ring = IoUring::new(entries.clamp(1, 4096))?;
         let mut probe = Probe::new();

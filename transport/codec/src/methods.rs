@@ -167,8 +167,8 @@ impl Methods {
         }
     }
 
-    /// Returns a method that is not in the table. Calls of one path share the method while any of
-    /// them is in progress.
+    /// Returns the method of a path that is not in the table. Calls of the path share the method
+    /// while one of them is in progress, and until a call of another such path begins.
     fn latest(&self, path: &str) -> Arc<Method> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let same = if *latest.0 == *path { latest.1.upgrade() } else { None };

@@ -94,8 +94,8 @@ async fn attempt(
     // The reason is unknown if the server hangs up or its listener is dropped.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
-        // A listener that refuses this process's user does not read the greeting, so the socket
-        // reports its end before the answer.
+        // A listener that refuses this process's user closes the socket without reading the
+        // greeting. The first read then fails, and the next read returns the answer.
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };

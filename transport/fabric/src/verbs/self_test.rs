@@ -82,7 +82,8 @@ pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
     Ok(run(device))
 }
 
-/// Runs the steps on a device, which is in a live list.
+/// Runs the steps on `device`. The device list that contains `device` must not be freed before the
+/// function returns.
 fn run(device: NonNull<rdma_sys::ibv_device>) -> SelfTest {
     let mut steps = Steps::default();
     // Variables are dropped in reverse order, so each object is freed before the objects on which

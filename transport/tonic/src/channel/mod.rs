@@ -146,7 +146,8 @@ struct One {
     seen: Arc<PathInfo>,
     context: crate::Context,
     executor: SharedExec,
-    /// Whether calls always go over TCP, without this crate's limits.
+    /// Whether calls always go over TCP, and the endpoint sets no timeout, concurrency limit or
+    /// rate limit.
     is_plain: bool,
     _handle: Arc<ManagerHandle>,
 }

@@ -112,9 +112,10 @@ impl ContextBuilder {
         self
     }
 
-    /// Set whether [`lending`](Self::lending) applies to messages in pool memory as well, or only
-    /// to messages in memory of [`Context::register_lendable`](crate::Context::register_lendable).
-    /// Default is true. With false, only selected memory is lent, and peers see no other memory.
+    /// Set whether [`lending`](Self::lending) also applies to messages in pool memory, or only to
+    /// messages in memory registered with
+    /// [`Context::register_lendable`](crate::Context::register_lendable). Default is true. With
+    /// false, only selected memory is lent, and peers see no other memory.
     pub fn lend_pool(mut self, lend_pool: bool) -> Self {
         self.0.keeps_pool = !lend_pool;
         self

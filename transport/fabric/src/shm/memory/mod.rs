@@ -207,8 +207,8 @@ impl Map {
         Ok(map)
     }
 
-    /// Maps the pages that the file has, in pieces between which other threads can map memory
-    /// (R20).
+    /// Populates the mapping's page tables, piece by piece. Other threads can map memory between
+    /// two pieces (R20).
     fn populate(&self) {
         for at in (0..self.len).step_by(COPY_UNIT) {
             let len = COPY_UNIT.min(self.len - at);
