@@ -11,11 +11,11 @@ use std::fmt::{self, Write};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReasonCode {
-    /// Switched off by `TONIC_RDMA=off`, [`Policy::Off`](crate::Policy::Off), or a build without
-    /// the feature `verbs`.
+    /// Switched off by `TONIC_RDMA=off`, by [`Policy::Off`](crate::Policy::Off), or by a choice of
+    /// fabrics without RDMA.
     Policy,
-    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`, because it is a stock gRPC server
-    /// or a proxy is in between.
+    /// The Offer was answered as an unknown method, because the server is a stock gRPC server or a
+    /// proxy is in between.
     PeerNotCapable,
     /// A layer, an HTTP route or a proxy answered the Offer instead of the server's service.
     OfferIntercepted,
@@ -64,7 +64,8 @@ pub enum ReasonCode {
     NoSharedMemory,
     /// RDMA belongs to this process's parent, which used RDMA before it forked.
     Forked,
-    /// RDMA is not available on this operating system.
+    /// RDMA is not available on this operating system, or in this build (without the feature
+    /// `verbs`).
     Platform,
     /// The fast path is being set up. Calls go over TCP until the fast path is up.
     Pending,
