@@ -22,7 +22,8 @@ pub enum ReasonCode {
     /// The server does not see the client's own address of the TCP connection, because an HTTP
     /// gateway or a translation of source addresses is in between.
     ThroughGateway,
-    /// libibverbs or librdmacm cannot be loaded.
+    /// libibverbs or librdmacm cannot be loaded or lacks a function, or the kernel's connection
+    /// manager cannot be used.
     NoRdmaCore,
     /// This host has no RDMA device, or lacks the device that `TONIC_RDMA_DEVICE` or
     /// [`ContextBuilder::device`](crate::ContextBuilder::device) names, or the device was removed.
@@ -33,7 +34,8 @@ pub enum ReasonCode {
     NotOnRdmaDevice,
     /// RLIMIT_MEMLOCK is too low to pin the smallest useful pool.
     Memlock,
-    /// The device is listed but refuses to create a queue pair.
+    /// A device is listed, but this process may not open it, or the device refuses an object that a
+    /// connection needs, such as a queue pair.
     QueuePairRefused,
     /// One end has no route to the other end's RDMA address.
     NoRoute,
