@@ -17,8 +17,6 @@
 //! - A user has at most half of the threads of a pool.
 //! - A user with too many sockets that wait to be closed gets no new connections (`listener`).
 //! - A connection has at most one job that takes descriptors, and waits for it without a thread.
-//! - One job closes all sockets that a user's peers leave within [`CLOSE_PAUSE`]. While this job is
-//!   stuck, sockets that are left later get another job.
 //! - Neither a runtime that is shut down nor the process waits for these threads to end.
 //!
 //! | a thread | on | then |
@@ -31,7 +29,6 @@
 use tonic_rdma_memory::{PerProcess, throttled};
 
 use std::collections::{BTreeMap, VecDeque};
-use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -43,10 +40,6 @@ const MAX_THREADS: usize = 64;
 const MAX_THREADS_PER_USER: usize = MAX_THREADS / 2;
 /// A thread without a job ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a job waits for more sockets to close. Two switches between threads cost more than
-/// closing a socket, and a program that connects for each call closes thousands in a second. The
-/// peer does not wait, because the socket is shut down before.
-const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 /// The size of a thread's stack in bytes.
 const STACK_SIZE: usize = 128 << 10;
 
@@ -68,27 +61,17 @@ struct ThreadPoolState {
     queue: VecDeque<(u32, Job)>,
     /// Number of busy threads for each user whose jobs they run.
     busy: BTreeMap<u32, usize>,
-    /// Sockets to close, by the user of their peers.
-    closing: BTreeMap<u32, Closing>,
+    /// Number of sockets to close, by the user of their peers.
+    closing: BTreeMap<u32, usize>,
     threads: usize,
     waiting: usize,
-}
-
-#[derive(Default)]
-struct Closing {
-    /// Sockets that no thread has begun to close.
-    queued: Vec<Box<dyn Send>>,
-    /// Number of sockets that are not closed yet.
-    count: usize,
 }
 
 impl std::fmt::Debug for ThreadPoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ThreadPoolState { queue, busy, closing, threads, waiting } = self;
         let mut out = f.debug_struct("ThreadPoolState");
-        let closing: BTreeMap<_, _> =
-            closing.iter().map(|(user, them)| (user, them.count)).collect();
-        out.field("queued", &queue.len()).field("busy", busy).field("closing", &closing);
+        out.field("queued", &queue.len()).field("busy", busy).field("closing", closing);
         out.field("threads", threads).field("waiting", waiting).finish()
     }
 }
@@ -133,40 +116,18 @@ impl ThreadPool {
         }
     }
 
-    /// Closes a socket of a peer of this user after at most [`CLOSE_PAUSE`], unless the user's
-    /// threads are stuck.
+    /// Closes a socket of a peer of this user.
     pub(crate) fn close(&'static self, user: u32, socket: impl Send + 'static) {
-        let mut state = self.lock();
-        let closing = state.closing.entry(user).or_default();
-        closing.queued.push(Box::new(socket));
-        closing.count += 1;
-        let is_first = closing.queued.len() == 1;
-        drop(state);
-        if is_first {
-            self.run(user, move || {
-                thread::sleep(CLOSE_PAUSE);
-                self.close_queued(user);
-            });
-        }
-    }
-
-    fn close_queued(&self, user: u32) {
-        let queued = self.lock().closing.get_mut(&user).map(|closing| take(&mut closing.queued));
-        for socket in queued.unwrap_or_default() {
+        *self.lock().closing.entry(user).or_default() += 1;
+        self.run(user, move || {
             drop(socket);
-            let mut state = self.lock();
-            if let Some(closing) = state.closing.get_mut(&user) {
-                closing.count -= 1;
-                if closing.count == 0 {
-                    state.closing.remove(&user);
-                }
-            }
-        }
+            count_down(&mut self.lock().closing, user);
+        });
     }
 
     /// Number of sockets of this user's peers that still have to be closed.
     pub(crate) fn closing(&self, user: u32) -> usize {
-        self.lock().closing.get(&user).map_or(0, |closing| closing.count)
+        self.lock().closing.get(&user).copied().unwrap_or(0)
     }
 
     /// Number of jobs that no thread has taken.
@@ -268,44 +229,5 @@ mod tests {
         while POOL.closing(1) > 0 {
             thread::yield_now();
         }
-    }
-
-    #[test]
-    fn one_job_closes_many_sockets_and_a_stuck_one_holds_up_no_later_ones() {
-        static POOL: ThreadPool = ThreadPool::new();
-        struct Tells(mpsc::Sender<u32>, u32, Option<mpsc::Receiver<()>>);
-        impl Drop for Tells {
-            fn drop(&mut self) {
-                let _ = self.2.take().map(|stuck| stuck.recv());
-                self.0.send(self.1).unwrap();
-            }
-        }
-        let (done, told) = mpsc::channel();
-        // Most of them are closed within CLOSE_PAUSE, but this thread may be slow.
-        let (mut most, mut jobs) = (0, 0);
-        for number in 0..1000 {
-            POOL.close(1, Tells(done.clone(), number, None));
-            let closing = POOL.closing(1);
-            jobs += usize::from(closing == 1);
-            most = most.max(closing);
-        }
-        for number in 0..1000 {
-            assert_eq!(told.recv_timeout(TIMEOUT), Ok(number), "in their order");
-        }
-        assert!(most > 1 && jobs < 1000, "{jobs} jobs, {most} sockets at once");
-        let (stuck, stuck_end) = mpsc::channel::<()>();
-        POOL.close(1, Tells(done.clone(), 1000, Some(stuck_end)));
-        while !POOL.lock().closing[&1].queued.is_empty() {
-            thread::yield_now();
-        }
-        POOL.close(1, Tells(done, 1001, None));
-        assert_eq!(told.recv_timeout(TIMEOUT), Ok(1001));
-        // A socket that is closed may still be counted.
-        while POOL.closing(1) > 1 {
-            thread::yield_now();
-        }
-        assert!(told.try_recv().is_err(), "the other socket is still stuck");
-        drop(stuck);
-        assert_eq!(told.recv_timeout(TIMEOUT), Ok(1000));
     }
 }
