@@ -122,15 +122,9 @@ impl Connection {
         self.life.is_open() && self.streams.has_ids()
     }
 
-    /// The number of streams that the peer allows at a time.
-    pub fn max_streams(&self) -> u32 {
-        self.terms.peer.max_streams
-    }
-
-    /// The number of streams that may be opened now.
-    #[inline]
-    pub fn free_streams(&self) -> usize {
-        (self.terms.peer.max_streams as usize).saturating_sub(self.streams.len())
+    /// Whether one more stream may be opened now.
+    pub fn has_stream_room(&self) -> bool {
+        self.streams.len() < self.terms.peer.max_streams as usize
     }
 
     /// Whether the peer may know of the stream, because the stream's first frame has been handed

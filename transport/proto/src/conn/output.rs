@@ -20,8 +20,8 @@ impl Connection {
         if self.life.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);
         }
-        if self.free_streams() == 0 {
-            return Err(SendError::TooManyStreams(self.max_streams()));
+        if !self.has_stream_room() {
+            return Err(SendError::TooManyStreams(self.terms.peer.max_streams));
         }
         check_block(&block, &self.terms.peer)?;
         let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;

@@ -64,22 +64,7 @@ impl ConnectionState {
             return;
         }
         self.streams.wake_all(&mut self.tasks);
-        self.admit_calls();
         self.tasks.wake_driver();
-    }
-
-    /// Wakes a waiting call for each stream that the peer allows now, and all of them if the
-    /// connection takes no new calls.
-    #[inline]
-    pub(crate) fn admit_calls(&mut self) {
-        if !self.streams.room.is_wanted() {
-            return;
-        }
-        let ends = !self.lifecycle.is_open() || !self.conn.takes_streams();
-        let free = if ends { usize::MAX } else { self.conn.free_streams() };
-        while let Some(task) = self.streams.room.admit(free) {
-            self.tasks.wake(Some(task));
-        }
     }
 
     /// Why the connection takes no new calls. `None` while the connection takes new calls.

@@ -4,12 +4,13 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
@@ -197,36 +198,9 @@ impl Call {
 
 enum CallStage {
     New,
-    Waiting(WaitingCall),
+    /// Waits for a free stream.
+    Room(Pin<Box<OwnedNotified>>),
     Open(StreamRef),
-}
-
-/// A call that waits for a free stream. If it is dropped, the stream goes to another call.
-struct WaitingCall {
-    shared: Arc<SharedConnection>,
-    /// The number in [`StreamRoom`](crate::connection::call::stream_room::StreamRoom). `None` once
-    /// the call is admitted.
-    number: Option<u64>,
-}
-
-impl WaitingCall {
-    /// Whether the call may open its stream now. Otherwise `waker` is woken when it may.
-    fn is_admitted(&mut self, state: &mut ConnectionState, waker: &Waker) -> bool {
-        self.number = self.number.filter(|number| !state.streams.room.take(*number, waker));
-        self.number.is_none()
-    }
-}
-
-impl Drop for WaitingCall {
-    fn drop(&mut self) {
-        if let Some(number) = self.number
-            && self.shared.is_own()
-        {
-            let mut state = self.shared.lock();
-            state.streams.room.leave(number);
-            state.admit_calls();
-        }
-    }
 }
 
 impl Future for Call {
@@ -242,7 +216,7 @@ impl Future for Call {
             match stage {
                 // Send ready data together with the head, so that a small unary call is one SEND.
                 CallStage::New => _ = out.gather(cx),
-                CallStage::Waiting(_) => {}
+                CallStage::Room(room) => ready!(room.as_mut().poll(cx)),
                 CallStage::Open(stream) => match ready!(wait(stream, out, cx)) {
                     Ok((block, end)) => {
                         let CallStage::Open(stream) = std::mem::replace(stage, CallStage::New)
@@ -259,20 +233,14 @@ impl Future for Call {
                     Err(unanswered) => break unanswered,
                 },
             }
-            let waiting = match stage {
-                CallStage::Waiting(waiting) => Some(waiting),
-                _ => None,
+            *stage = match block {
+                Ok(block) => match open(shared, block, out, named.as_ref(), cx) {
+                    Ok(stage) => stage,
+                    Err(unanswered) => break unanswered,
+                },
+                Err(status) => break Unanswered::Failed(status.clone()),
             };
-            let opened = match block {
-                Ok(block) => open(shared, block, out, named.as_ref(), waiting, cx),
-                Err(status) => Err(Unanswered::Failed(status.clone())),
-            };
-            match opened {
-                Ok(Some(opened)) => *stage = opened,
-                Ok(None) => return Poll::Pending,
-                Err(unanswered) => break unanswered,
-            }
-            if out.is_queued() || matches!(stage, CallStage::Waiting(_)) {
+            if out.is_queued() && matches!(stage, CallStage::Open(_)) {
                 return Poll::Pending;
             }
         };
@@ -302,31 +270,19 @@ impl Future for Call {
 }
 
 /// Opens a stream and sends the gathered data, if the peer's limit of streams allows it now. The
-/// response wakes the call's task. Returns `None` if a waiting call has to wait longer.
+/// response wakes the call's task.
 fn open(
     shared: &Arc<SharedConnection>,
     block: &Bytes,
     out: &mut SendBody,
     named: Option<&Arc<Claimed>>,
-    waiting: Option<&mut WaitingCall>,
     cx: &Context<'_>,
-) -> Result<Option<CallStage>, Unanswered> {
+) -> Result<CallStage, Unanswered> {
     let mut state = shared.lock();
     if let Some(reason) = state.lifecycle.end_reason() {
         return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
     }
-    let has_room = match waiting {
-        None => state.streams.room.has_room(state.conn.free_streams()),
-        Some(waiting) => match waiting.is_admitted(&mut state, cx.waker()) {
-            true => true,
-            false => return Ok(None),
-        },
-    };
-    let opened = match has_room || !state.conn.takes_streams() {
-        true => state.conn.open(block.clone(), out.is_empty()),
-        false => Err(SendError::TooManyStreams(state.conn.max_streams())),
-    };
-    match opened {
+    match state.conn.open(block.clone(), out.is_empty()) {
         Ok(id) => {
             let stream = StreamRef::new(shared, &mut state, id);
             if let Some(io) = state.streams.io.get_mut(&id) {
@@ -349,9 +305,10 @@ fn open(
             }
             drop(state);
             out.resume_panic();
-            queued.map(|()| Some(CallStage::Open(stream))).map_err(Unanswered::Failed)
+            queued.map(|()| CallStage::Open(stream)).map_err(Unanswered::Failed)
         }
         Err(SendError::TooManyStreams(limit)) => {
+            state.streams.room_wanted = true;
             if !std::mem::replace(&mut state.streams.limit_told, true) {
                 throttled!(
                     warn,
@@ -362,8 +319,9 @@ fn open(
                      Server::max_concurrent_streams"
                 );
             }
-            let number = Some(state.streams.room.join(cx.waker()));
-            Ok(Some(CallStage::Waiting(WaitingCall { shared: shared.clone(), number })))
+            // Create the future under the lock, so that it is notified of every stream that ends
+            // from now on.
+            Ok(CallStage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
             let text = format!("request headers of {len} bytes, the limit is {limit}");

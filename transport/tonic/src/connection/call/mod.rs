@@ -7,7 +7,6 @@
 //! | `task_pool` | the tasks that a server's calls run in |
 //! | `response` | sends the answer to a call |
 //! | `stream_io` | the state of a stream, as the connection keeps it |
-//! | `stream_room` | the calls that wait for a free stream |
 //! | `streams` | the streams of a connection, and delivery to them |
 //! | `send_body` | a body that is sent |
 //! | `recv_body` | a body that is received |
@@ -22,7 +21,6 @@ mod response;
 mod send_body;
 pub(super) mod server;
 pub(super) mod stream_io;
-pub(super) mod stream_room;
 pub(super) mod streams;
 mod task_pool;
 
@@ -81,9 +79,7 @@ impl StreamRef {
         }
         state.conn.release(self.id, ResetCode::CANCEL);
         state.landing.forget_naming(self.id);
-        let io = state.streams.io.remove(&self.id);
-        state.admit_calls();
-        io
+        state.streams.io.remove(&self.id)
     }
 }
 

@@ -8,7 +8,6 @@ use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{Connection, StreamId, StreamMap};
 
 use crate::connection::call::stream_io::{Fault, StreamIo};
-use crate::connection::call::stream_room::StreamRoom;
 use crate::connection::driver::handle::ReadyTasks;
 use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
 use crate::connection::receive::unread::{Arrival, PayloadPlace};
@@ -19,8 +18,8 @@ pub(crate) struct Streams {
     pub(crate) io: StreamMap<StreamIo>,
     /// Streams that the peer has opened and no task serves yet, with their header blocks.
     pub(crate) opened: VecDeque<(StreamId, Bytes)>,
-    /// The calls that wait for a free stream.
-    pub(crate) room: StreamRoom,
+    /// Whether a call waits for a free stream.
+    pub(crate) room_wanted: bool,
     /// Whether a log line has already reported that calls wait for a free stream.
     pub(crate) limit_told: bool,
 }
