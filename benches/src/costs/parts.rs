@@ -122,7 +122,7 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    // As with real calls, the codec knows the method once the first request has been encoded.
+    // The codec knows the method once the first request has been encoded.
     let method = fuzz::OneMethod::default();
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
     // The message is in one piece, like a received message.

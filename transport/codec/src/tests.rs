@@ -295,7 +295,8 @@ mod layers {
 
 #[test]
 fn an_error_behind_a_message_leaves_nothing() {
-    // As in tonic, encoded messages are lost with their frame if the next message is too long.
+    // Encoded messages are lost with their frame if the next message is too long. tonic loses them
+    // in the same way.
     let mut tap = BodyEncoder::new(call(), 4096, true);
     let limit = tree(20_000).encoded_len();
     let messages = vec![tree(10); 40].into_iter().chain([tree(20_000), tree(30_000)]).collect();

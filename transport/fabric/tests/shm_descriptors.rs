@@ -77,7 +77,7 @@ async fn chunk_is_declined() {
         assert!(s.is_quiet().await);
         tokio::task::yield_now().await;
     }
-    // What the giver gives from now on is mapped.
+    // Chunks that the giver gives from now on are mapped.
     drop(landing);
     assert!(account.trim() > 0);
     let landing = account.alloc(4096, 4096).unwrap().unwrap();

@@ -69,8 +69,8 @@ async fn a_peer_that_gives_what_is_not_taken_commits_a_breach() {
                  ContextBuilder::map_peer_buffers)";
     let answers = "it answers an offer, and takes none";
     let side = lending();
-    // What this end takes, what the stranger says it takes, the message and files that the stranger
-    // sends, and the text of the breach.
+    // The features that this end takes and those that the stranger claims to take, the message and
+    // files that the stranger sends, and the text of the breach.
     type Case<'a> = (Takes, u8, Vec<u8>, Vec<OwnedFd>, &'a str);
     let cases: Vec<Case<'_>> = vec![
         (NOTHING, TAKES_ALL, lend(1, 0, 4096), lendable(), lends),
