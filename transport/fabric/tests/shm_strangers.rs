@@ -96,8 +96,12 @@ async fn rings_that_cannot_be_used_are_named() {
     let (connecting, mut ends) = (side(), Vec::new());
     for (fds, why) in cases {
         let listener = listener.try_clone().unwrap();
-        let serve = move || server_with(&listener, &fds, None);
-        let server = tokio::task::spawn_blocking(serve);
+        let (told, server) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let _ = told.send(server_with(&listener, &fds, None));
+            // This thread may be the last to close the descriptors, and then it has to wait.
+            drop(fds);
+        });
         let connected = tokio::time::timeout(TIMEOUT, connecting.connect(&addr)).await;
         let stranger = server.await.unwrap();
         match connected.expect("connect hangs") {
