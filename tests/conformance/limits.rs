@@ -1,5 +1,10 @@
 //! Limits of endpoints and servers on concurrent calls.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -17,6 +22,7 @@ cases![
     server_concurrency_limit,
     server_load_shed,
     server_max_concurrent_streams,
+    waiting_calls_run_when_their_replies_arrive,
 ];
 
 /// Starts more calls than the limit, which all wait at one gate, and checks how many reach it.
@@ -126,4 +132,52 @@ async fn server_max_concurrent_streams(env: &TestEnv) {
     env.probe().open("all");
     calls.join_all().await;
     assert_eq!(env.probe().count("began:s"), 40);
+}
+
+/// Calls that wait for others run when they begin and when their replies arrive, and no more often.
+/// Every second call that waits is cancelled. A call whose task does not run any more begins
+/// nevertheless, and holds up nobody.
+async fn waiting_calls_run_when_their_replies_arrive(env: &TestEnv) {
+    const CALLS: u64 = 600;
+    let server = serve!(env, |server| server
+        .max_concurrent_streams(2)
+        .add_service(Scripted::server(env.probe())));
+    let mut client = env.client(&server).await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap();
+    let mut held = JoinSet::new();
+    for _ in 0..2 {
+        let mut client = client.clone();
+        held.spawn(async move { client.unary(steps("h", [gate("all"), send(1, 1)])).await });
+    }
+    env.probe().seen_times("gate:all", 2).await;
+    let mut other = client.clone();
+    let mut stopped = pin!(other.unary(steps("stopped", [send(7, 100)])));
+    assert!(poll_fn(|cx| Poll::Ready(stopped.as_mut().poll(cx))).await.is_pending());
+    let polls = Arc::new(AtomicU64::new(0));
+    let (mut kept, mut cancelled) = (JoinSet::new(), JoinSet::new());
+    for seed in 0..CALLS {
+        let (mut client, polls) = (client.clone(), polls.clone());
+        let calls = if seed % 2 == 0 { &mut kept } else { &mut cancelled };
+        calls.spawn(async move {
+            let mut call = pin!(client.unary(steps("w", [send(seed, 100)])));
+            let reply = poll_fn(|cx| {
+                polls.fetch_add(1, Relaxed);
+                call.as_mut().poll(cx)
+            });
+            reply.await.unwrap().into_inner().expect(seed, 100);
+        });
+    }
+    while polls.load(Relaxed) < CALLS {
+        tokio::task::yield_now().await;
+    }
+    cancelled.shutdown().await;
+    env.probe().open("all");
+    kept.join_all().await;
+    held.join_all().await;
+    assert_eq!(env.probe().count("began:w"), CALLS / 2);
+    assert_eq!(env.probe().count("began:stopped"), 1);
+    stopped.await.unwrap().into_inner().expect(7, 100);
+    // A call may run for other reasons as well.
+    let polls = polls.load(Relaxed);
+    assert!(polls < 5 * CALLS, "{CALLS} calls ran {polls} times");
 }

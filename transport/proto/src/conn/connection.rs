@@ -117,14 +117,19 @@ impl Connection {
         CreditCounts { own: self.credits.available(), peer: self.credits.peer_available() }
     }
 
-    /// Whether [`Connection::open`] may succeed, now or when a stream ends.
+    /// Whether new streams may be opened.
     pub fn takes_streams(&self) -> bool {
         self.life.is_open() && self.streams.has_ids()
     }
 
-    /// Whether one more stream may be opened now.
-    pub fn has_stream_room(&self) -> bool {
-        self.streams.len() < self.terms.peer.max_streams as usize
+    /// How many streams the peer allows this side to have open.
+    pub fn peer_max_streams(&self) -> u32 {
+        self.terms.peer.max_streams
+    }
+
+    /// Whether a stream waits until the peer allows one more stream: see [`Connection::open`].
+    pub fn is_waiting(&self, id: StreamId) -> bool {
+        self.streams.key(id.0).is_some_and(|key| self.streams[key].queues.waits)
     }
 
     /// Whether the peer may know of the stream, because the stream's first frame has been handed
@@ -289,7 +294,8 @@ impl Connection {
         self.life.is_live()
     }
 
-    /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue.
+    /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue,
+    /// and those that wait begin in their turn.
     /// `text` is truncated to 240 bytes. See [`Connection::is_drained`].
     pub fn go_away(&mut self, code: CloseCode, text: &str) {
         if self.life.stage != Lifecycle::Open {
@@ -300,6 +306,12 @@ impl Connection {
             let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
             self.output.control.push(frame);
         }
+    }
+
+    /// Ends all streams that wait until the peer allows them, with [`Event::Refused`], so that they
+    /// can be retried on another connection.
+    pub fn refuse_waiting(&mut self) {
+        self.refuse(self.streams.waiting());
     }
 
     /// Whether the drain is complete: the peer opens no more streams, and no stream is left.
@@ -341,5 +353,20 @@ impl Connection {
         let stream = self.streams.remove(key);
         self.output.remove(key, &stream);
         self.landing.remove(key, &stream);
+        self.admit();
+    }
+
+    /// Lets streams begin that have waited, if the peer allows them now.
+    #[inline]
+    fn admit(&mut self) {
+        // When the peer goes away, the streams that wait are refused.
+        while self.life.admits()
+            && let Some(key) = self.streams.admit()
+        {
+            let stream = &mut self.streams[key];
+            self.output.admit(key, stream);
+            self.leases.queue_all(stream);
+            self.prepare(key);
+        }
     }
 }

@@ -22,7 +22,7 @@ use std::hash::BuildHasherDefault;
 
 use bytes::Bytes;
 
-use super::stream::Stream;
+use super::stream::{OutputItem, Stream};
 use super::streams::Streams;
 use crate::error::Breach;
 use crate::frame::LENT_MESSAGE;
@@ -60,6 +60,13 @@ impl Leases {
     /// Records that the driver has to decide about one more piece of a stream.
     pub(super) fn queue(&mut self, stream: &Stream) {
         self.queue.push_back(stream.id);
+    }
+
+    /// Records that the driver has to decide about the pieces of a stream that has waited until the
+    /// peer allows it.
+    pub(super) fn queue_all(&mut self, stream: &Stream) {
+        let pieces = stream.send.out.iter().filter(|out| matches!(out, OutputItem::Lend(_)));
+        self.queue.extend(pieces.map(|_| stream.id));
     }
 
     /// Returns the next bytes about which the driver has to decide.

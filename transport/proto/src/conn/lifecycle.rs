@@ -2,7 +2,7 @@
 //!
 //! A draining server sends GOAWAY and still accepts the streams in flight. The client acknowledges
 //! after its last new stream, so the server knows that no further stream follows. A draining client
-//! simply opens no more streams.
+//! opens no more streams, and streams that wait until the server allows them begin in their turn.
 
 use bytes::Bytes;
 
@@ -57,6 +57,11 @@ impl Life {
     /// Whether neither side is going away.
     pub(super) fn is_open(&self) -> bool {
         self.stage == Lifecycle::Open && !self.peer_going_away
+    }
+
+    /// Whether streams that this side has opened may begin.
+    pub(super) fn admits(&self) -> bool {
+        self.is_live() && !self.peer_going_away
     }
 
     /// Whether the client's first message is due.

@@ -13,15 +13,15 @@ use crate::payload::Payload;
 impl Connection {
     /// Opens a stream with a header block (client only). `end` means that no body follows.
     ///
+    /// If the peer allows no more streams, the stream waits: nothing of it is sent until other
+    /// streams have ended. Streams begin in the order in which they were opened.
+    ///
     /// # Errors
-    /// [`SendError::GoingAway`], [`SendError::TooManyStreams`], [`SendError::HeadersTooLong`],
-    /// [`SendError::IdsUsedUp`]. On an error the connection is unchanged.
+    /// [`SendError::GoingAway`], [`SendError::HeadersTooLong`], [`SendError::IdsUsedUp`]. On an
+    /// error the connection is unchanged.
     pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
         if self.life.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);
-        }
-        if !self.has_stream_room() {
-            return Err(SendError::TooManyStreams(self.terms.peer.max_streams));
         }
         check_block(&block, &self.terms.peer)?;
         let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
@@ -99,10 +99,13 @@ impl Connection {
         let out = &mut stream.send.out;
         if self.terms.is_lendable(&payload) {
             out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
-            self.leases.queue(stream);
+            if !stream.queues.waits {
+                self.leases.queue(stream);
+            }
         } else {
             let at = out.len();
-            if stream.send.queue_piece(at, payload, end, &self.terms) {
+            let is_bulk = stream.send.queue_piece(at, payload, end, &self.terms);
+            if is_bulk && !stream.queues.waits {
                 self.peer_grants.prepare(key, stream, &mut self.output);
             }
         }

@@ -32,7 +32,8 @@ pub(super) struct OutputQueue {
     streams: VecDeque<usize>,
     /// Streams with a WRITE to hand out.
     writes: WriteOrder,
-    /// Body bytes in the output of all streams.
+    /// Body bytes in the output of all streams, without those of streams that wait until the peer
+    /// allows them.
     queued: usize,
     /// Whether the last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither
     /// starves the other.
@@ -104,6 +105,13 @@ impl OutputQueue {
         }
     }
 
+    /// Queues a stream that has waited until the peer allows it.
+    pub(super) fn admit(&mut self, key: usize, stream: &mut Stream) {
+        stream.queues.waits = false;
+        self.queued += stream.send.queued;
+        self.streams.push_back(key);
+    }
+
     /// Sends the rest of a stream's body by DATA, because there is no memory to write it to.
     pub(super) fn send_data_from_now_on(&mut self, key: usize, stream: &mut Stream) {
         if matches!(stream.send.state, SendState::Open | SendState::Ending) {
@@ -168,7 +176,7 @@ impl OutputQueue {
     /// Removes a stream from its queues.
     #[inline]
     pub(super) fn remove(&mut self, key: usize, stream: &Stream) {
-        if stream.queues.send {
+        if stream.queues.send && !stream.queues.waits {
             self.streams.retain(|k| *k != key);
         }
         if stream.queues.write {
@@ -180,7 +188,9 @@ impl OutputQueue {
     #[inline]
     pub(super) fn add(&mut self, stream: &mut Stream, len: usize) {
         stream.send.queued += len;
-        self.queued += len;
+        if !stream.queues.waits {
+            self.queued += len;
+        }
     }
 
     /// Records that body bytes of a stream have been dropped with its output.

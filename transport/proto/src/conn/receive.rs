@@ -324,7 +324,7 @@ impl Connection {
 
     pub(super) fn on_go_away(&mut self, ack: bool, code: u32, text: &[u8]) -> Result<(), Breach> {
         if self.life.on_go_away(ack)? {
-            self.refuse_untransmitted();
+            self.refuse(self.streams.unknown_to_peer());
             let answer = Frame::GoAway { ack: true, code, text: Bytes::new() };
             self.output.control.push(answer);
             let text = String::from_utf8_lossy(text).into_owned();
@@ -333,9 +333,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Refuses the streams that the peer does not know of, so that they can be retried elsewhere.
-    fn refuse_untransmitted(&mut self) {
-        for key in self.streams.unknown_to_peer() {
+    /// Refuses streams that the peer does not know of, so that they can be retried elsewhere.
+    pub(super) fn refuse(&mut self, streams: Vec<usize>) {
+        for key in streams {
             let id = StreamId(self.streams[key].id);
             let unsent = self.withdraw(id);
             self.events.push_back(Event::Refused { stream: id, unsent });

@@ -147,7 +147,7 @@ pub(super) struct Lend {
 pub(super) struct DroppedOutput {
     pub(super) grants: Vec<GrantId>,
     pub(super) leases: Vec<u32>,
-    /// Body bytes that were queued.
+    /// Body bytes that were counted in the [`OutputQueue`](super::output_queue::OutputQueue).
     pub(super) queued: usize,
 }
 
@@ -247,11 +247,21 @@ pub(super) struct RecvHalf {
 /// The queues of the connection that the stream is in. Each queue holds a stream at most once.
 #[derive(Debug, Default)]
 pub(super) struct InQueues {
+    /// Whether the stream waits until the peer allows one more stream. `send` is then true as well,
+    /// although the stream is in none of the queues.
+    pub(super) waits: bool,
     pub(super) send: bool,
     pub(super) write: bool,
     pub(super) landing: bool,
     pub(super) parked: bool,
     pub(super) naming: bool,
+}
+
+impl InQueues {
+    /// Keeps a new stream out of all queues until the peer allows it.
+    pub(super) fn wait(&mut self) {
+        (self.waits, self.send) = (true, true);
+    }
 }
 
 /// A stream. `send` and `recv` hold the state that both sides of the connection know. `transfers`,
@@ -327,7 +337,8 @@ impl Stream {
     /// Drops all output. Returns the grants and leases that must be given up.
     pub(super) fn drop_output(&mut self) -> DroppedOutput {
         let grants = self.transfers.dones.drain(..).map(|a| a.grant).collect();
-        let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.send.queued };
+        let queued = if self.queues.waits { 0 } else { self.send.queued };
+        let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued };
         for out in self.send.out.drain(..) {
             match out {
                 OutputItem::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),

@@ -1,6 +1,6 @@
 //! The streams of a connection, by key and by id.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
 
@@ -30,6 +30,10 @@ pub(super) struct Streams {
     pub(super) resets: ResetLimit,
     /// The highest stream id opened by this side (client).
     last_opened: u32,
+    /// The ids of the streams that wait until the peer allows one more stream.
+    waiting: BTreeSet<u32>,
+    /// How many streams the peer allows this side to have open, without those that wait.
+    max_open: usize,
     /// The highest stream id that has been transmitted. Streams are transmitted in the order of
     /// their ids, so the peer may know of a stream if and only if its id is not above this id.
     last_known: u32,
@@ -59,12 +63,39 @@ impl Streams {
             recv_window: config.stream_window,
             resets: ResetLimit::new(config.max_streams, now),
             last_opened: 0,
+            waiting: BTreeSet::new(),
+            max_open: peer.max_streams as usize,
             last_known: 0,
         }
     }
 
     pub(super) fn len(&self) -> usize {
         self.slab.len()
+    }
+
+    /// Asserts that a stream waits only if the peer allows no more streams, and that only the other
+    /// streams have work and are counted. `queued` is what the output queue has counted.
+    #[cfg(test)]
+    pub(super) fn check(&self, queued: usize) {
+        let (waiting, open): (Vec<_>, Vec<_>) = self.slab.iter().partition(|(_, s)| s.queues.waits);
+        assert_eq!(open.iter().map(|(_, s)| s.send.queued).sum::<usize>(), queued);
+        assert!(
+            self.waiting.iter().eq(waiting
+                .iter()
+                .map(|(_, s)| s.id)
+                .collect::<BTreeSet<_>>()
+                .iter())
+        );
+        for (_, stream) in waiting {
+            assert!(stream.id > self.last_known && !stream.queues.write);
+            assert!(stream.transfers.requests.is_empty() && stream.transfers.dones.is_empty());
+        }
+        assert!(self.waiting.is_empty() || open.len() == self.max_open);
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.slab.capacity()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -102,11 +133,33 @@ impl Streams {
         self.last_opened < u32::MAX
     }
 
-    /// Adds a stream that this side opens. `None` if all ids are used.
+    /// Adds a stream that this side opens. The stream waits if the peer allows no more streams, or
+    /// if others wait. `None` if all ids are used.
     #[inline]
     pub(super) fn open(&mut self) -> Option<(u32, usize)> {
         self.last_opened = self.last_opened.checked_add(1)?;
-        Some((self.last_opened, self.insert(self.last_opened)))
+        let waits = !self.waiting.is_empty() || self.slab.len() >= self.max_open;
+        let key = self.insert(self.last_opened);
+        if waits {
+            self.waiting.insert(self.last_opened);
+            self.slab[key].queues.wait();
+        }
+        Some((self.last_opened, key))
+    }
+
+    /// Takes the stream that has waited longest, if the peer allows one more stream now.
+    #[inline]
+    pub(super) fn admit(&mut self) -> Option<usize> {
+        if self.waiting.is_empty() || self.slab.len() - self.waiting.len() >= self.max_open {
+            return None;
+        }
+        let id = self.waiting.pop_first()?;
+        self.key(id)
+    }
+
+    /// The streams that wait until the peer allows one more stream.
+    pub(super) fn waiting(&self) -> Vec<usize> {
+        self.waiting.iter().filter_map(|id| self.key(*id)).collect()
     }
 
     /// Adds a stream that the peer opens.
@@ -129,6 +182,9 @@ impl Streams {
     pub(super) fn remove(&mut self, key: usize) -> Stream {
         let mut stream = self.slab.remove(key);
         self.keys.remove(&stream.id);
+        if stream.queues.waits {
+            self.waiting.remove(&stream.id);
+        }
         debug_assert_eq!(self.keys.len(), self.slab.len());
         let out = &mut stream.send.out;
         if self.free_queues.len() < MAX_FREE_QUEUES && out.capacity() <= MAX_FREE_QUEUES {
@@ -141,6 +197,11 @@ impl Streams {
     /// Frees the memory kept for later streams.
     pub(super) fn shrink(&mut self) {
         self.free_queues = Vec::new();
+        // Many streams may have been open or have waited.
+        if self.slab.capacity() > MAX_FREE_QUEUES {
+            self.slab.shrink_to_fit();
+            self.keys.shrink_to_fit();
+        }
     }
 
     /// Whether the peer may know of a stream with this id, open or not.

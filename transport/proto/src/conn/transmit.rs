@@ -66,6 +66,12 @@ impl Connection {
         self.landing.grants.gives_standing() || self.landing.streams_want(&self.streams)
     }
 
+    /// Whether [`Connection::poll_lend`] returns anything.
+    #[inline]
+    pub fn has_queued_lends(&self) -> bool {
+        self.leases.has_queued()
+    }
+
     /// Whether [`Connection::poll_lend`] may return anything, now or after
     /// [`Connection::retry_lends`].
     #[inline]

@@ -114,8 +114,9 @@ pub enum Event {
         /// Stream that the event is about.
         stream: StreamId,
     },
-    /// This side opened the stream but never transmitted it, and will not transmit it, because the
-    /// peer is going away.
+    /// This side opened the stream but never transmitted it, and will not transmit it: the
+    /// peer is going away, or [`Connection::refuse_waiting`](super::Connection::refuse_waiting)
+    /// was called.
     Refused {
         /// Stream that the event is about.
         stream: StreamId,
@@ -257,9 +258,6 @@ pub enum SendError {
     /// The peer accepts no new streams: it is going away, or the connection is closed.
     #[error("the peer takes no new streams")]
     GoingAway,
-    /// The peer's limit of streams is reached. The end of a stream makes room.
-    #[error("the peer's limit of {0} streams is reached")]
-    TooManyStreams(u32),
     /// A header block exceeds the limit.
     #[error("header block of {len} bytes, the limit is {limit}")]
     HeadersTooLong {

@@ -71,13 +71,14 @@ impl Lifecycle {
     }
 
     /// Makes new calls take another path, for this reason: a client tells its channel, and a server
-    /// sends GOAWAY to the client. Calls in flight continue on this connection. Later reasons are
-    /// ignored.
+    /// sends GOAWAY to the client. Calls that wait until the server allows them also take another
+    /// path. Calls in flight continue on this connection. Later reasons are ignored.
     pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;
         }
         conn.go_away(CloseCode::Resources, &reason.to_string());
+        conn.refuse_waiting();
         self.closed.send_replace(Some(reason.clone()));
         self.leaving = Some(reason);
         tasks.wake_driver();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
 use tonic_rdma_memory::{Owned, Pool};
@@ -21,8 +21,6 @@ use crate::telemetry::stats::Counters;
 /// One connection, shared by its driver and its calls.
 pub(crate) struct SharedConnection {
     state: Owned<Mutex<ConnectionState>>,
-    /// Notified when a stream has ended, because another stream may then be opened.
-    pub(crate) stream_room: Arc<Notify>,
     pub(crate) closed: watch::Sender<Option<Reason>>,
     pub(crate) peer: PeerInfo,
     /// Maximum length in bytes of a message that fits a control slot together with its header.
@@ -71,7 +69,6 @@ impl SharedConnection {
             _ => options.link.control_bytes(),
         };
         Arc::new(SharedConnection {
-            stream_room: Arc::default(),
             closed: closed.clone(),
             peer: link.peer().clone(),
             eager_limit: conn.eager_limit(),

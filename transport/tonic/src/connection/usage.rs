@@ -161,7 +161,8 @@ pub struct ConnectionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ConnectionUsage {
-    /// Calls that have begun and not ended.
+    /// Calls that have begun and not ended, including those that wait because the server allows no
+    /// more calls at a time.
     pub calls_in_flight: usize,
     /// Calls since the connection was established.
     pub calls: u64,

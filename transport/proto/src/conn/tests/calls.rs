@@ -1,8 +1,11 @@
 //! The kinds of calls, header blocks, limits, windows and credits.
 
+use std::time::Duration;
+
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;
+use crate::error::CloseCode;
 use crate::frame::MAX_HEADER_BLOCK;
 use crate::ids::{ResetCode, StreamId};
 
@@ -215,36 +218,152 @@ fn bodies_around_the_eager_limit() {
     }
 }
 
-#[test]
-fn the_stream_limit_of_the_peer_is_enforced() {
+/// A server that allows three streams, and a client that opens five, and sends whole bodies of this
+/// length on the first three.
+fn crowded(len: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
-    let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", true)).collect();
-    assert!(!p.client().has_stream_room());
-    assert_eq!(p.client().open(block("head"), true), Err(SendError::TooManyStreams(3)));
+    let ids: Vec<StreamId> = (0..5).map(|_| p.open("head", false)).collect();
+    ids[..3].iter().for_each(|id| p.send(CLIENT, *id, pattern(id.get(), len)));
     p.settle();
-    // One stream is cancelled and another answered while new ones are opened.
-    p.client().reset(ids[0], ResetCode::CANCEL);
-    assert!(!p.client().has_stream_room(), "the server has not heard of it");
-    p.answer(ids[1], pattern(1, 10));
-    p.settle();
-    assert!(p.client().has_stream_room());
-    let more = [p.open("head", true), p.open("head", true)];
-    assert!(!p.client().has_stream_room());
-    p.settle();
-    for id in [ids[2], more[0], more[1]] {
-        p.answer(id, pattern(1, 10));
+    (p, ids)
+}
+
+fn waiting(p: &mut Pair, ids: &[StreamId]) -> Vec<bool> {
+    ids.iter().map(|id| p.client().is_waiting(*id)).collect()
+}
+
+#[test]
+fn streams_beyond_the_peers_limit_wait_and_begin_in_their_order() {
+    for len in [10, 50_000] {
+        let (mut p, ids) = crowded(len);
+        ids[3..].iter().for_each(|id| p.send(CLIENT, *id, pattern(id.get(), len)));
+        p.settle();
+        assert_eq!(waiting(&mut p, &ids), [false, false, false, true, true]);
+        assert_eq!(p.ends[SERVER].streams.len(), 3);
+        assert_eq!(p.count(CLIENT, "HEADERS"), 3);
+        assert_eq!(p.client().pending().streams, 5);
+        // The end of a stream at the server is not enough: the client must know of it.
+        p.hold[CLIENT] = true;
+        p.client().reset(ids[0], ResetCode::CANCEL);
+        p.settle();
+        assert!(p.client().is_waiting(ids[3]), "the server has not answered the RESET");
+        p.hold[CLIENT] = false;
+        p.settle();
+        assert_eq!(waiting(&mut p, &ids[3..]), [false, true]);
+        // A new stream does not overtake one that waits.
+        let last = p.open("head", true);
+        for (id, next) in [(ids[1], ids[4]), (ids[2], last)] {
+            assert!(p.client().is_waiting(next));
+            p.answer(id, pattern(1, 10));
+            p.settle();
+            assert!(!p.client().is_waiting(next));
+        }
+        for id in [ids[3], ids[4]] {
+            assert_eq!(p.ends[SERVER].app(id).body, pattern(id.get(), len));
+        }
+        for id in [ids[3], ids[4], last] {
+            p.answer(id, pattern(1, 10));
+        }
+        p.assert_clean();
     }
+}
+
+#[test]
+fn nothing_is_sent_or_reserved_for_a_stream_that_waits() {
+    let (mut p, ids) = crowded(50_000);
+    let before = (p.client().stats(), p.count(CLIENT, "REQUEST"), p.client().output.queued());
+    p.send(CLIENT, ids[3], pattern(1, 50_000));
+    p.send(CLIENT, ids[4], pattern(1, 10));
+    assert_eq!(p.client().output.queued(), before.2);
+    assert!(!p.client().output.has_output());
+    assert!(!p.client().is_transmitted(ids[3]));
+    p.settle();
+    let after = (p.client().stats(), p.count(CLIENT, "REQUEST"), p.client().output.queued());
+    assert_eq!(after.0.messages_sent, before.0.messages_sent);
+    assert_eq!((after.1, after.2), (before.1, before.2));
+    // The peer never hears of a stream that is reset while it waits.
+    for id in &ids[3..] {
+        p.client().reset(*id, ResetCode::CANCEL);
+    }
+    p.settle();
+    assert_eq!((p.count(CLIENT, "RESET"), p.ends[SERVER].streams.len()), (0, 3));
+    let next = p.open("head", true);
+    for id in &ids[..3] {
+        p.answer(*id, pattern(1, 10));
+    }
+    p.settle();
+    assert!(p.ends[SERVER].streams.contains_key(&next.get()));
+    p.answer(next, pattern(1, 10));
     p.assert_clean();
 }
 
-/// A stream is opened whenever there is room, in varying orders of events.
+#[test]
+fn streams_that_wait_are_refused_when_the_server_goes_away() {
+    let (mut p, ids) = crowded(50_000);
+    p.server().go_away(CloseCode::Ok, "enough");
+    p.settle();
+    assert_eq!(p.ends[CLIENT].refused, ids[3..]);
+    ids[..3].iter().for_each(|id| p.answer(*id, pattern(1, 10)));
+    p.settle();
+    assert_eq!(p.ends[SERVER].streams.len(), 3);
+    assert!(p.server().is_drained());
+    p.assert_clean();
+}
+
+#[test]
+fn a_client_that_goes_away_lets_waiting_streams_begin_or_refuses_them() {
+    for refuses in [false, true] {
+        let (mut p, ids) = crowded(50_000);
+        ids[3..].iter().for_each(|id| p.send(CLIENT, *id, pattern(id.get(), 50_000)));
+        p.client().go_away(CloseCode::Ok, "enough");
+        if refuses {
+            p.client().refuse_waiting();
+        }
+        p.settle();
+        let expected = if refuses { &ids[3..] } else { &[] };
+        assert_eq!(p.ends[CLIENT].refused, expected);
+        assert!(!p.client().is_drained());
+        ids[..3].iter().for_each(|id| p.answer(*id, pattern(1, 10)));
+        p.settle();
+        if !refuses {
+            ids[3..].iter().for_each(|id| p.answer(*id, pattern(1, 10)));
+            p.settle();
+            assert_eq!(p.ends[SERVER].app(ids[4]).body, pattern(ids[4].get(), 50_000));
+        }
+        assert!(p.client().is_drained());
+        p.assert_clean();
+    }
+}
+
+/// Streams that waited and were cancelled, in any order, leave nothing behind.
+#[test]
+fn streams_that_were_cancelled_while_they_waited_hold_no_memory() {
+    let mut p = Pair::new(small(), Config { max_streams: 1, ..small() }, 1 << 20);
+    let first = p.open("head", true);
+    let mut ids: Vec<StreamId> = (0..10_000).map(|_| p.open("head", true)).collect();
+    let middle = ids.split_off(5_000);
+    for id in ids.into_iter().rev().chain(middle) {
+        p.client().reset(id, ResetCode::CANCEL);
+    }
+    p.settle();
+    p.answer(first, pattern(1, 10));
+    p.settle();
+    assert_eq!(p.ends[SERVER].streams.len(), 1);
+    assert!(p.client().streams.capacity() > 10_000);
+    p.advance(Duration::from_secs(60));
+    p.settle();
+    assert!(p.client().streams.capacity() < 100);
+    p.assert_clean();
+}
+
+/// Streams are opened whether there is room or not, in varying orders of events.
 #[test]
 fn the_stream_limit_is_never_exceeded() {
     let limits = Config { max_streams: 2, ..small() };
     let mut p = Pair::new(small(), limits, 1 << 20);
     let mut opened = 0;
     for round in 0..400 {
-        if p.client().has_stream_room() {
+        if round % 3 == 0 {
             let id = p.open("head", opened % 2 == 0);
             opened += 1;
             if opened % 3 == 0 {

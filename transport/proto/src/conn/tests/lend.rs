@@ -60,6 +60,52 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
     p.assert_clean();
 }
 
+/// Nothing is lent while a stream waits until the peer allows it.
+#[test]
+fn a_stream_that_waits_lends_nothing_yet() {
+    let mut p = Pair::new(small(), Config { max_streams: 1, ..small() }, 1 << 30);
+    p.ends[CLIENT].loans.limit = 4 << 20;
+    let first = p.open("head", true);
+    let (id, mut bytes) = send(&mut p, 1, false);
+    let (payload, more) = message(2, FIELD);
+    p.client().send_payload(id, payload, true).unwrap();
+    assert!(!p.client().waits_to_lend());
+    p.settle();
+    assert_eq!((p.count(CLIENT, "LENT"), p.client().stats().lent), (0, 0));
+    p.answer(first, pattern(1, 10));
+    p.settle();
+    bytes.extend(more);
+    let app = p.ends[SERVER].app(id);
+    assert!(app.ended && app.body == bytes);
+    assert_eq!((flows(&p, id), p.count(CLIENT, "LENT")), (vec![Flow::Lent; 2], 2));
+    p.answer(id, pattern(1, 10));
+    p.assert_clean();
+}
+
+/// A stream that begins while a message is composed, because another stream ends in the message,
+/// leaves its piece for the next turn of the driver, and says so.
+#[test]
+fn a_stream_that_begins_within_a_flush_asks_for_another_one() {
+    let mut p = Pair::new(small(), Config { max_streams: 1, ..small() }, 1 << 30);
+    p.ends[CLIENT].loans.limit = 4 << 20;
+    let first = p.open("head", false);
+    let (id, bytes) = send(&mut p, 1, true);
+    p.settle();
+    // The server ends its half early. END and the RESET behind it are separate messages.
+    p.server().send_headers(first, block("head"), true).unwrap();
+    p.hold[CLIENT] = true;
+    p.drive(SERVER);
+    assert!(p.deliver(CLIENT) && p.client().is_waiting(id));
+    p.client().finish(first).unwrap();
+    p.drive(CLIENT);
+    assert!(p.client().is_transmitted(id) && p.client().has_queued_lends());
+    p.hold[CLIENT] = false;
+    p.settle();
+    assert_eq!((p.ends[SERVER].app(id).body.clone(), flows(&p, id)), (bytes, vec![Flow::Lent]));
+    p.answer(id, pattern(1, 10));
+    p.assert_clean();
+}
+
 /// A piece whose head does not fit into one message goes by WRITE as a whole.
 #[test]
 fn long_heads_are_not_lent() {

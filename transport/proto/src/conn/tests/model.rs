@@ -146,7 +146,7 @@ fn configs() -> impl Strategy<Value = Config> {
     (
         (prop::sample::select(vec![512, 1024, 2048, 4096]), prop::sample::select(vec![1, 2, 4])),
         (4..12u16, prop::sample::select(vec![0, 1, 4, 20])),
-        prop::sample::select(vec![2, 5, 100]),
+        prop::sample::select(vec![1, 2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
         (
@@ -363,17 +363,24 @@ impl Model {
             self.halves.keys().filter(|(_, end)| *end == CLIENT).map(|(id, _)| *id).collect();
         let ended = |id: &u32| self.halves.get(&(*id, SERVER)).is_some_and(|half| half.ended);
         let early: Vec<u32> = ids.iter().copied().filter(ended).collect();
-        for end in [CLIENT, SERVER] {
-            for id in ids.iter().map(|id| StreamId(*id)) {
-                if p.ends[end].conn.is_open_for_sending(id) {
-                    p.ends[end].conn.send_headers(id, pattern(1, 10), true).unwrap();
-                    let half = self.half(id, end);
-                    half.blocks += 1;
-                    half.ended = true;
+        let is_open = |p: &Pair| {
+            let mut open = ids.iter().flat_map(|id| p.ends.iter().map(|end| (end, StreamId(*id))));
+            open.any(|(end, id)| end.conn.is_open_for_sending(id))
+        };
+        // When the streams have ended that the server allows at a time, the next ones begin.
+        while is_open(p) {
+            for end in [CLIENT, SERVER] {
+                for id in ids.iter().map(|id| StreamId(*id)) {
+                    if p.ends[end].conn.is_open_for_sending(id) {
+                        p.ends[end].conn.send_headers(id, pattern(1, 10), true).unwrap();
+                        let half = self.half(id, end);
+                        half.blocks += 1;
+                        half.ended = true;
+                    }
                 }
+                // The server ends after the client, so that it does not cut off the request.
+                p.settle();
             }
-            // The server ends after the client, so that it does not cut off the request.
-            p.settle();
         }
         self.check(p);
         let refused = std::mem::take(&mut p.ends[CLIENT].refused);

@@ -598,6 +598,9 @@ impl Pair {
 
     /// Credits are neither lost nor created, and no SEND finds an empty RECV queue (R2).
     fn check(&self) {
+        for end in self.ends.iter().filter(|end| end.conn.life.is_open()) {
+            end.conn.streams.check(end.conn.output.queued());
+        }
         for (from, to) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
             let sends = |end: usize| {
                 self.to[end].iter().filter_map(|wire| match wire {

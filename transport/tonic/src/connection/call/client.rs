@@ -10,7 +10,6 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::sync::Notify;
-use tokio::sync::futures::OwnedNotified;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
@@ -145,8 +144,9 @@ impl FastClient {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call, and returns the response once the response's head has arrived. Waits for a
-    /// free stream if the peer's limit is reached. Dropping the future cancels the call.
+    /// Makes a call, and returns the response once the response's head has arrived. If the peer
+    /// allows no more streams, the call waits until other calls end, and begins in its turn whether
+    /// its task runs or not. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
@@ -198,8 +198,6 @@ impl Call {
 
 enum CallStage {
     New,
-    /// Waits for a free stream.
-    Room(Pin<Box<OwnedNotified>>),
     Open(StreamRef),
 }
 
@@ -216,7 +214,6 @@ impl Future for Call {
             match stage {
                 // Send ready data together with the head, so that a small unary call is one SEND.
                 CallStage::New => _ = out.gather(cx),
-                CallStage::Room(room) => ready!(room.as_mut().poll(cx)),
                 CallStage::Open(stream) => match ready!(wait(stream, out, cx)) {
                     Ok((block, end)) => {
                         let CallStage::Open(stream) = std::mem::replace(stage, CallStage::New)
@@ -235,12 +232,12 @@ impl Future for Call {
             }
             *stage = match block {
                 Ok(block) => match open(shared, block, out, named.as_ref(), cx) {
-                    Ok(stage) => stage,
+                    Ok(stream) => CallStage::Open(stream),
                     Err(unanswered) => break unanswered,
                 },
                 Err(status) => break Unanswered::Failed(status.clone()),
             };
-            if out.is_queued() && matches!(stage, CallStage::Open(_)) {
+            if out.is_queued() {
                 return Poll::Pending;
             }
         };
@@ -269,15 +266,15 @@ impl Future for Call {
     }
 }
 
-/// Opens a stream and sends the gathered data, if the peer's limit of streams allows it now. The
-/// response wakes the call's task.
+/// Opens a stream and sends the gathered data, once the peer allows the stream. The response wakes
+/// the call's task.
 fn open(
     shared: &Arc<SharedConnection>,
     block: &Bytes,
     out: &mut SendBody,
     named: Option<&Arc<Claimed>>,
     cx: &Context<'_>,
-) -> Result<CallStage, Unanswered> {
+) -> Result<StreamRef, Unanswered> {
     let mut state = shared.lock();
     if let Some(reason) = state.lifecycle.end_reason() {
         return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
@@ -294,6 +291,17 @@ fn open(
             }
             let queued =
                 if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
+            if state.conn.is_waiting(id) && !std::mem::replace(&mut state.streams.limit_told, true)
+            {
+                throttled!(
+                    warn,
+                    peer = %state.lifecycle.peer,
+                    limit = state.conn.peer_max_streams(),
+                    "the connection has as many calls in flight as the server allows; further \
+                     calls wait until one ends: end calls that are not read, or raise \
+                     Server::max_concurrent_streams"
+                );
+            }
             if let Err(status) = &queued {
                 give_up(&mut state, id, out.reset_code(Side::Client, status), status);
             }
@@ -305,23 +313,7 @@ fn open(
             }
             drop(state);
             out.resume_panic();
-            queued.map(|()| CallStage::Open(stream)).map_err(Unanswered::Failed)
-        }
-        Err(SendError::TooManyStreams(limit)) => {
-            state.streams.room_wanted = true;
-            if !std::mem::replace(&mut state.streams.limit_told, true) {
-                throttled!(
-                    warn,
-                    peer = %state.lifecycle.peer,
-                    limit,
-                    "the connection has as many calls in flight as the server allows; further \
-                     calls wait until one ends: end calls that are not read, or raise \
-                     Server::max_concurrent_streams"
-                );
-            }
-            // Create the future under the lock, so that it is notified of every stream that ends
-            // from now on.
-            Ok(CallStage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
+            queued.map(|()| stream).map_err(Unanswered::Failed)
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
             let text = format!("request headers of {len} bytes, the limit is {limit}");

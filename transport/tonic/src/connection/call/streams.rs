@@ -13,14 +13,15 @@ use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
 use crate::connection::receive::unread::{Arrival, PayloadPlace};
 use crate::telemetry::stats::Copied;
 
+/// Maximum number of streams for which a connection at rest keeps memory.
+const MAX_AT_REST: usize = 64;
+
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) io: StreamMap<StreamIo>,
     /// Streams that the peer has opened and no task serves yet, with their header blocks.
     pub(crate) opened: VecDeque<(StreamId, Bytes)>,
-    /// Whether a call waits for a free stream.
-    pub(crate) room_wanted: bool,
-    /// Whether a log line has already reported that calls wait for a free stream.
+    /// Whether a log line has already reported that calls wait until the peer allows more streams.
     pub(crate) limit_told: bool,
 }
 
@@ -30,6 +31,14 @@ impl Streams {
         // Insert the stream now, because pieces of the body may follow in the same message.
         self.io.insert(id, StreamIo::opened(ended));
         self.opened.push_back((id, block));
+    }
+
+    /// Frees the memory that only many streams need.
+    pub(crate) fn shrink(&mut self) {
+        if self.io.capacity() > MAX_AT_REST {
+            self.io.shrink_to_fit();
+            self.opened.shrink_to_fit();
+        }
     }
 
     /// Whether a reader waits for the peer's next data on this stream, or all further data is

@@ -183,6 +183,7 @@ impl ConnectionState {
                         }
                         None => {}
                     }
+                    self.streams.shrink();
                     self.tasks.driver.quiet();
                 }
                 Event::Probe => match self.link.get_mut().map(Link::probe) {

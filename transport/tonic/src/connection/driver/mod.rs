@@ -109,7 +109,6 @@ impl Drop for Teardown {
         let reason = state.lifecycle.end_reason().cloned();
         drop(state);
         self.0.closed.send_replace(reason);
-        self.0.stream_room.notify_waiters();
     }
 }
 
@@ -136,7 +135,7 @@ impl Driver {
             state.transmit();
             let refused = self.take_opened(&mut state);
             let ended = self.poll_end(cx, &mut state);
-            let room = self.report(&mut state, idle);
+            self.report(&mut state, idle);
             let rests = state.tasks.driver.take_quiet();
             let (called, next) = (state.tasks.driver.is_called(), state.copies.next(round));
             let graced = state.landing.runs_soon();
@@ -149,9 +148,6 @@ impl Driver {
             }
 
             drop(refused);
-            if room {
-                shared.stream_room.notify_waiters();
-            }
             self.opened.drain(..).map(Turn::Serve).for_each(&mut *serve);
             if rests {
                 self.opened = Vec::new();
@@ -220,17 +216,13 @@ impl Driver {
     }
 
     /// Records metrics before the tasks of the last calls are woken, so that the metrics include a
-    /// call when its caller gets the answer. Returns true if a call that waits for a free stream
-    /// can have a stream.
+    /// call when its caller gets the answer.
     #[inline]
-    fn report(&mut self, state: &mut ConnectionState, idle: bool) -> bool {
-        let room = state.streams.room_wanted && state.conn.has_stream_room();
-        state.streams.room_wanted &= !room;
+    fn report(&mut self, state: &mut ConnectionState, idle: bool) {
         self.unrecorded += 1;
         if (idle && self.unrecorded >= MAX_UNRECORDED) || state.conn.pending().streams == 0 {
             self.unrecorded = 0;
             state.record();
         }
-        room
     }
 }

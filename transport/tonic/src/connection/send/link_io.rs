@@ -279,8 +279,9 @@ impl LinkIo {
         let (short, waits) = (conn.stats().short_sent(), conn.waits_to_write());
         copies.flushed(&flush, short, waits);
         tasks.work += turn::copies(flush.bytes());
-        // Wake the driver, so that it polls for the answer.
-        if posted && !copies.has_backlog() && link.is_eager() {
+        // Wake the driver, so that it polls for the answer. It also decides about the bytes to lend
+        // of streams that began because other streams ended in the posted messages.
+        if posted && (!copies.has_backlog() && link.is_eager() || conn.has_queued_lends()) {
             tasks.wake_driver();
         }
         Ok(())

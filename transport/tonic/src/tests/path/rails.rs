@@ -219,7 +219,7 @@ async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_ot
     );
 }
 
-/// A call that waits for a free stream was not sent, so it does not count as in flight.
+/// A call that waits until the server allows one more was not sent, so it may move.
 #[tokio::test]
 async fn a_call_that_was_not_sent_moves_to_another_rail_and_not_to_tcp() {
     let rails = Rails::with_server(2, Server::builder().max_concurrent_streams(4)).await;
