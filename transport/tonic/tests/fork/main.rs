@@ -8,10 +8,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+use std::future::{Future as _, poll_fn};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -129,13 +131,22 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
         let stream = client.down(Blob { number: 64, ..data.clone() }).await.unwrap();
         (received, stream, pooled(&channel, MIB, 5).await)
     });
+    // A call in flight, which ends with its request.
+    let (end, ended) = tokio::sync::oneshot::channel();
+    let request = futures_util::stream::once(async { ended.await.unwrap() });
+    let mut caller = Client::new(channel.clone(), Which::Ours, LIMIT);
+    let mut call = Box::pin(async move { caller.up(request).await });
+    runtime_of(&parent, async {
+        let began = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx)));
+        assert!(began.await.is_pending());
+    });
     let (watch, of_server) = (channel.observer(), world.observer.clone());
     assert_eq!(watch.connections().unwrap().len(), 1);
     assert!(of_server.connections(0, 10).unwrap().len() > 2);
-    let mut inherited = Some((channel.clone(), received.clone(), stream, pooled.clone()));
+    let mut inherited = Some((channel.clone(), received.clone(), stream, call, pooled.clone()));
     for _ in 0..5 {
         let child = child(|| {
-            let (channel, received, mut stream, pooled) = inherited.take().unwrap();
+            let (channel, received, mut stream, call, pooled) = inherited.take().unwrap();
             run(async {
                 let path = channel.path();
                 assert_eq!(
@@ -154,6 +165,9 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
                 }
                 let status = stream.message().await.unwrap_err();
                 assert!(status.message().contains("fork"), "{status}");
+                let status = call.await.unwrap_err();
+                assert_eq!(status.code(), Code::Unavailable);
+                assert!(status.message().contains("fork"), "{status}");
                 let error = channel.pool().alloc(100).await.unwrap_err();
                 assert!(error.to_string().contains("fork"), "{error}");
                 // All of it is dropped, and so are the clones that the parent keeps.
@@ -165,12 +179,14 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
     // The parent's own data is intact.
     assert!(received.data == data.data && pooled == pattern(MIB, 5));
     runtime_of(&parent, calls(channel.clone()));
-    let (_, _, mut stream, _) = inherited.unwrap();
+    let (_, _, mut stream, call, _) = inherited.unwrap();
     runtime_of(&parent, async {
         for _ in 0..64 {
             assert!(stream.message().await.unwrap().unwrap().data == data.data);
         }
         assert!(stream.message().await.unwrap().is_none());
+        end.send(Blob::of(Bytes::from_static(b"last"))).unwrap();
+        call.await.unwrap();
     });
     assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (1, 0));
     parent.ends_well();

@@ -25,7 +25,7 @@ use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
-use crate::connection::lifecycle::{Life, ended};
+use crate::connection::lifecycle::{Life, ended, inherited};
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
 use crate::connection::usage::ConnectionInfo;
@@ -210,6 +210,10 @@ impl Future for Call {
             let ended = Status::internal("a call was polled after its end");
             return Poll::Ready(Err(CallError::Status(ended)));
         };
+        if !shared.is_own() {
+            *place = None;
+            return Poll::Ready(Err(CallError::Status(inherited())));
+        }
         let unanswered = loop {
             match stage {
                 // Send ready data together with the head, so that a small unary call is one SEND.
