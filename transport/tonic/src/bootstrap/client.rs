@@ -247,7 +247,7 @@ fn refused(status: &Status) -> Reason {
     match status.code() {
         _ if is_unknown_service(status) => Reason::new(
             ReasonCode::PeerNotCapable,
-            "the server does not know tonic_rdma.v1.Bootstrap/Offer",
+            "the Offer (tonic_rdma.v1.Bootstrap/Offer) was answered as an unknown method",
         ),
         _ if is_refused_to_client(status) => Reason::from_peer(
             ReasonCode::HandshakeRejected,
