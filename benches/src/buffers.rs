@@ -15,11 +15,11 @@ pub(crate) const MIN: usize = 16 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers {
     lands_in: LandsIn,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<BufferState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BufferState {
     /// The buffers that wait for a message, each with its length.
     idle: Vec<(usize, LandIn<LandableBuf>)>,
     /// The address of each buffer that was created.
@@ -46,7 +46,7 @@ impl Buffers {
         Some(self.land_in(buffer))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BufferState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

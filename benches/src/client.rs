@@ -22,7 +22,7 @@ use crate::measure::Calls;
 use crate::pb::{self, Blob};
 use crate::service::{self, MAX_MESSAGE, WINDOWS};
 use crate::session::Start;
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// A stub with one of the codecs.
 #[derive(Clone, Debug)]
@@ -175,7 +175,7 @@ impl Calls for Client {
     }
 
     fn supports(&self, row: &Row) -> bool {
-        !matches!(row.kind, Kind::Phase { .. })
+        !matches!(row.kind, WorkKind::Phase { .. })
     }
 
     fn path(&self) -> String {

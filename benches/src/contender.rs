@@ -153,7 +153,7 @@ pub enum CopyMethod {
     /// The C library copies uncached memory. Source and destination begin at the same offset in a
     /// page.
     MemcpyCold,
-    /// The C library copies uncached memory at the row's distance (`Kind::Phase`).
+    /// The C library copies uncached memory at the row's distance (`WorkKind::Phase`).
     MemcpyApart,
     /// The transport copies uncached memory at the row's distance.
     Transport,

@@ -10,7 +10,7 @@ use anyhow::{bail, ensure};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::work::{Direction, Kind, Row, SMALL};
+use crate::work::{Direction, Row, SMALL, WorkKind};
 
 /// The result of a round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -80,15 +80,15 @@ pub(crate) async fn call<C: Calls>(
 pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> {
     let Some(client) = clients.first() else { bail!("there is no connection") };
     match row.kind {
-        Kind::Latency | Kind::IdleStreams { .. } => {
+        WorkKind::Latency | WorkKind::IdleStreams { .. } => {
             Ok(latencies(sequential_latencies(client, row.calls).await?))
         }
-        Kind::Rate { in_flight, .. } => rate(clients, in_flight, row.calls).await,
-        Kind::Resting { in_flight, .. } => rate(&clients[..1], in_flight, row.calls).await,
-        Kind::Clients { size, in_flight, time, .. } => {
+        WorkKind::Rate { in_flight, .. } => rate(clients, in_flight, row.calls).await,
+        WorkKind::Resting { in_flight, .. } => rate(&clients[..1], in_flight, row.calls).await,
+        WorkKind::Clients { size, in_flight, time, .. } => {
             puts(clients, client.payload(size), in_flight, Duration::from_millis(time)).await
         }
-        Kind::Bulk { size, direction, in_flight } => {
+        WorkKind::Bulk { size, direction, in_flight } => {
             let (request, reply) = match direction {
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
@@ -98,15 +98,15 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
             let percentiles = latencies(times).percentiles;
             Ok(Round { percentiles, ..throughput(row.calls, size, time) })
         }
-        Kind::Stream { size } => {
+        WorkKind::Stream { size } => {
             let begin = Instant::now();
             client.clone().stream(size, row.calls).await?;
             Ok(throughput(row.calls, size, begin.elapsed()))
         }
-        Kind::LatencyUnderLoad { size } => latency_under_load(client, size, row.calls).await,
-        Kind::Open { .. } => bail!("the calls of this row do not wait for each other"),
-        Kind::Connect { .. } => bail!("this row makes its own connections"),
-        Kind::Phase { .. } => bail!("a row of copies has no calls"),
+        WorkKind::LatencyUnderLoad { size } => latency_under_load(client, size, row.calls).await,
+        WorkKind::Open { .. } => bail!("the calls of this row do not wait for each other"),
+        WorkKind::Connect { .. } => bail!("this row makes its own connections"),
+        WorkKind::Phase { .. } => bail!("a row of copies has no calls"),
     }
 }
 

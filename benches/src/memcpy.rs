@@ -8,7 +8,7 @@ use anyhow::bail;
 use crate::contender::CopyMethod;
 use crate::measure::{Round, throughput};
 use crate::session::RowRunner;
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// Bytes of each buffer of a cold copy: many times the size of a cache.
 const COLD_BYTES: usize = 256 << 20;
@@ -35,8 +35,8 @@ impl Memcpy {
 impl RowRunner for Memcpy {
     fn supports(&self, row: &Row) -> bool {
         match row.kind {
-            Kind::Phase { .. } => self.method != CopyMethod::MemcpyHot,
-            Kind::Bulk { .. } | Kind::Stream { .. } => {
+            WorkKind::Phase { .. } => self.method != CopyMethod::MemcpyHot,
+            WorkKind::Bulk { .. } | WorkKind::Stream { .. } => {
                 matches!(self.method, CopyMethod::MemcpyHot | CopyMethod::MemcpyCold)
             }
             _ => false,
@@ -59,9 +59,9 @@ impl RowRunner for Memcpy {
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let (size, distance) = match (row.kind, self.method) {
-            (Kind::Bulk { size, .. } | Kind::Stream { size }, _) => (size, 0),
-            (Kind::Phase { size, .. }, CopyMethod::MemcpyCold) => (size, 0),
-            (Kind::Phase { size, distance }, _) => (size, distance),
+            (WorkKind::Bulk { size, .. } | WorkKind::Stream { size }, _) => (size, 0),
+            (WorkKind::Phase { size, .. }, CopyMethod::MemcpyCold) => (size, 0),
+            (WorkKind::Phase { size, distance }, _) => (size, distance),
             _ => bail!("there is nothing to copy in this row"),
         };
         let n_slots = if self.method == CopyMethod::MemcpyHot { 1 } else { COLD_BYTES / size };
@@ -90,7 +90,7 @@ mod tests {
     /// no other row.
     #[tokio::test]
     async fn copies_are_as_far_apart_as_the_row_says() {
-        let row = Row { kind: Kind::Phase { size: 4096, distance: 22 }, calls: 1 };
+        let row = Row { kind: WorkKind::Phase { size: 4096, distance: 22 }, calls: 1 };
         for (method, distance) in [
             (CopyMethod::Transport, 22),
             (CopyMethod::MemcpyApart, 22),

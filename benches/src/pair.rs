@@ -22,7 +22,7 @@ use crate::role::{Role, Threads};
 use crate::sample::{Counted, Sample};
 use crate::server_figures::ServerFigures;
 use crate::session::{ClientReply, ClientRequest};
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// Number of calls before copies are counted. The first calls of a connection copy, until both ends
 /// know the method's codec and the peer's abilities.
@@ -156,7 +156,7 @@ impl Pair {
         };
         // Any row will do, because the client answers once it has connected.
         let ClientReply::Ready { path, pool, .. } =
-            pair.request(ClientRequest::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
+            pair.request(ClientRequest::Prepare(Row { kind: WorkKind::Latency, calls: 1 })).await?
         else {
             bail!("the client did not report that it is ready");
         };
@@ -306,7 +306,7 @@ impl Pair {
         let before = copies.read()?;
         let round = self.round(&row).await?;
         let Copied { memory, kernel } = copies.read()? - before;
-        let copies = matches!(row.kind, Kind::Bulk { .. } | Kind::Stream { .. })
+        let copies = matches!(row.kind, WorkKind::Bulk { .. } | WorkKind::Stream { .. })
             .then(|| (memory + kernel) as f64 / round.bytes.max(1) as f64);
         Ok(Some(Counted { copies, system_calls: self.system_calls(&row).await? }))
     }

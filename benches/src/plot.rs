@@ -10,7 +10,7 @@ use plotters::prelude::*;
 
 use crate::allocator::Variant;
 use crate::report::{Cell, RowResult};
-use crate::work::{Direction, Kind, Row, bytes};
+use crate::work::{Direction, Row, WorkKind, bytes};
 
 const SIZE: (u32, u32) = (760, 380);
 const FONT: &str = "sans-serif";
@@ -41,31 +41,32 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let at = |name: &str| directory.join(name);
-    let find = |wanted: fn(&Kind) -> bool| results.iter().find(|result| wanted(&result.row.kind));
-    if let Some(result) = find(|kind| matches!(kind, Kind::Latency)) {
+    let find =
+        |wanted: fn(&WorkKind) -> bool| results.iter().find(|result| wanted(&result.row.kind));
+    if let Some(result) = find(|kind| matches!(kind, WorkKind::Latency)) {
         let title = "64 B there and back: latency in us, p50 / p99";
         bars(&at("latency.svg"), title, result, |cell| Some((cell.figure(), cell.percentile(1))))?;
     }
-    if let Some(result) = find(|kind| matches!(kind, Kind::LatencyUnderLoad { .. })) {
+    if let Some(result) = find(|kind| matches!(kind, WorkKind::LatencyUnderLoad { .. })) {
         let title = "64 B beside a transfer of 64 MiB: latency in us, p50 / p99";
         bars(&at("beside.svg"), title, result, |cell| Some((cell.figure(), cell.percentile(1))))?;
     }
-    let big = |kind: &Kind| {
-        matches!(kind, Kind::Bulk { size: 0x10_0000, in_flight: 8, direction: Direction::Up })
+    let big = |kind: &WorkKind| {
+        matches!(kind, WorkKind::Bulk { size: 0x10_0000, in_flight: 8, direction: Direction::Up })
     };
     if let Some(result) = results.iter().find(|result| big(&result.row.kind)) {
         let title = "1 MiB requests, 8 in flight: CPU seconds per GB, both processes";
         bars(&at("cpu.svg"), title, result, |cell| Some((cell.cpu_per_gb()?, None)))?;
     }
     let rate = curves(results, |row| match row.kind {
-        Kind::Rate { in_flight, connections: 1 } => Some(in_flight as f64),
+        WorkKind::Rate { in_flight, connections: 1 } => Some(in_flight as f64),
         _ => None,
     });
     let title = "64 B there and back: thousands of calls per second, by calls in flight";
     lines(&at("rate.svg"), title, &rate, |x| format!("{x}"), false)?;
     for (name, wanted) in [("up.svg", Direction::Up), ("down.svg", Direction::Down)] {
         let curves = curves(results, |row| match row.kind {
-            Kind::Bulk { size, direction, in_flight: 8 } if direction == wanted => {
+            WorkKind::Bulk { size, direction, in_flight: 8 } if direction == wanted => {
                 Some(size as f64)
             }
             _ => None,

@@ -11,7 +11,7 @@ use tonic_rdma_memory::{Pool, PoolConfig};
 
 use crate::measure::{Round, latencies, throughput};
 use crate::session::RowRunner;
-use crate::work::{Kind, Row, SMALL};
+use crate::work::{Row, SMALL, WorkKind};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a measured WRITE in bytes. With Soft-RoCE, a WRITE has at most 8 MiB.
@@ -128,7 +128,7 @@ impl RowRunner for Raw {
     /// Supports round trips of small messages, and WRITEs, for which the direction makes no
     /// difference.
     fn supports(&self, row: &Row) -> bool {
-        matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
+        matches!(row.kind, WorkKind::Latency | WorkKind::Bulk { .. } | WorkKind::Stream { .. })
     }
 
     /// Names the fabric and the device.
@@ -137,7 +137,7 @@ impl RowRunner for Raw {
     }
 
     async fn prepare(&mut self, row: &Row) -> anyhow::Result<()> {
-        let size = if let Kind::Bulk { size, .. } = row.kind { size } else { 0 };
+        let size = if let WorkKind::Bulk { size, .. } = row.kind { size } else { 0 };
         let target = size.max(MAX_WRITE);
         if self.bare.is_none() || self.target != target {
             // The server has one client at a time.
@@ -153,7 +153,7 @@ impl RowRunner for Raw {
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let bare = self.bare.as_mut().context("the row was not prepared")?;
         let (size, in_flight) = match row.kind {
-            Kind::Latency => {
+            WorkKind::Latency => {
                 let mut times = Vec::with_capacity(row.calls);
                 for _ in 0..row.calls {
                     let begin = Instant::now();
@@ -163,8 +163,8 @@ impl RowRunner for Raw {
                 times.sort_unstable();
                 return Ok(latencies(times));
             }
-            Kind::Bulk { size, in_flight, .. } => (size, in_flight),
-            Kind::Stream { size } => (size, DEFAULT_WINDOW),
+            WorkKind::Bulk { size, in_flight, .. } => (size, in_flight),
+            WorkKind::Stream { size } => (size, DEFAULT_WINDOW),
             _ => bail!("there is no such row for a bare link"),
         };
         // A longer message is split into several WRITEs.

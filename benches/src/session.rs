@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::measure::{self, Calls, Round};
 use crate::open_loop;
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// A request to the client process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -127,8 +127,8 @@ impl<C: Calls, F: AsyncFn(Start) -> anyhow::Result<C>> RowRunner for CallRunner<
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let lazy = match row.kind {
-            Kind::Connect { lazy } => lazy,
-            Kind::Open { percent } => {
+            WorkKind::Connect { lazy } => lazy,
+            WorkKind::Open { percent } => {
                 let client = self.clients.first().context("there is no connection")?;
                 return open_loop::round(client, percent, row.calls).await;
             }

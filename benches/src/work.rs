@@ -18,7 +18,7 @@ pub enum Direction {
 /// The kind of calls, and the figure that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum WorkKind {
     /// Sequential small unary calls: microseconds.
     Latency,
     /// Small unary calls, each on a new connection, from the connect to the drop of the connection:
@@ -98,7 +98,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// The kind of calls.
-    pub kind: Kind,
+    pub kind: WorkKind,
     /// Number of calls or messages in a round. The number is 0 if the kind has a duration instead.
     pub calls: usize,
 }
@@ -109,51 +109,54 @@ impl Row {
     /// `beside-64MiB`, `held-10000`, `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
-            Kind::Latency => format!("latency-{SMALL}"),
-            Kind::Connect { lazy: false } => format!("connect-{SMALL}"),
-            Kind::Connect { lazy: true } => format!("connect-lazy-{SMALL}"),
-            Kind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
-            Kind::Rate { in_flight, connections } => {
+            WorkKind::Latency => format!("latency-{SMALL}"),
+            WorkKind::Connect { lazy: false } => format!("connect-{SMALL}"),
+            WorkKind::Connect { lazy: true } => format!("connect-lazy-{SMALL}"),
+            WorkKind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
+            WorkKind::Rate { in_flight, connections } => {
                 format!("rate-{SMALL}-x{in_flight}-c{connections}")
             }
-            Kind::Open { percent } => format!("open-{SMALL}-{percent}"),
-            Kind::Resting { in_flight, connections } => {
+            WorkKind::Open { percent } => format!("open-{SMALL}-{percent}"),
+            WorkKind::Resting { in_flight, connections } => {
                 format!("resting-{SMALL}-x{in_flight}-c{connections}")
             }
-            Kind::Clients { clients, size, in_flight, .. } => {
+            WorkKind::Clients { clients, size, in_flight, .. } => {
                 format!("clients-{}-x{in_flight}-c{clients}", bytes(size))
             }
-            Kind::Bulk { size, direction, in_flight } => {
+            WorkKind::Bulk { size, direction, in_flight } => {
                 let way = if direction == Direction::Up { "up" } else { "down" };
                 format!("{way}-{}-x{in_flight}", bytes(size))
             }
-            Kind::Stream { size } => format!("stream-{}", bytes(size)),
-            Kind::LatencyUnderLoad { size } => format!("beside-{}", bytes(size)),
-            Kind::IdleStreams { streams } => format!("held-{streams}"),
-            Kind::Phase { size, distance } => format!("phase-{}-{distance}", bytes(size)),
+            WorkKind::Stream { size } => format!("stream-{}", bytes(size)),
+            WorkKind::LatencyUnderLoad { size } => format!("beside-{}", bytes(size)),
+            WorkKind::IdleStreams { streams } => format!("held-{streams}"),
+            WorkKind::Phase { size, distance } => format!("phase-{}-{distance}", bytes(size)),
         }
     }
 
     /// The unit of the figure.
     pub fn unit(&self) -> &'static str {
         match self.kind {
-            Kind::Latency
-            | Kind::Connect { .. }
-            | Kind::Open { .. }
-            | Kind::LatencyUnderLoad { .. }
-            | Kind::IdleStreams { .. } => "us",
-            Kind::Rate { .. } | Kind::Resting { .. } => "kcall/s",
-            Kind::Bulk { .. } | Kind::Clients { .. } | Kind::Stream { .. } | Kind::Phase { .. } => {
-                "MB/s"
-            }
+            WorkKind::Latency
+            | WorkKind::Connect { .. }
+            | WorkKind::Open { .. }
+            | WorkKind::LatencyUnderLoad { .. }
+            | WorkKind::IdleStreams { .. } => "us",
+            WorkKind::Rate { .. } | WorkKind::Resting { .. } => "kcall/s",
+            WorkKind::Bulk { .. }
+            | WorkKind::Clients { .. }
+            | WorkKind::Stream { .. }
+            | WorkKind::Phase { .. } => "MB/s",
         }
     }
 
     /// The number of connections.
     pub fn connections(&self) -> usize {
         match self.kind {
-            Kind::Rate { connections, .. } | Kind::Resting { connections, .. } => connections,
-            Kind::Clients { clients, .. } => clients,
+            WorkKind::Rate { connections, .. } | WorkKind::Resting { connections, .. } => {
+                connections
+            }
+            WorkKind::Clients { clients, .. } => clients,
             _ => 1,
         }
     }
@@ -161,8 +164,10 @@ impl Row {
     /// Minimum number of calls for a meaningful figure: at least the number of calls in flight.
     pub fn min_calls(&self) -> usize {
         match self.kind {
-            Kind::Bulk { in_flight, .. } => in_flight,
-            Kind::Rate { in_flight, .. } | Kind::Resting { in_flight, .. } => in_flight.max(16),
+            WorkKind::Bulk { in_flight, .. } => in_flight,
+            WorkKind::Rate { in_flight, .. } | WorkKind::Resting { in_flight, .. } => {
+                in_flight.max(16)
+            }
             _ => 16,
         }
     }
@@ -175,7 +180,7 @@ impl Row {
     /// The number of idle streams.
     pub fn streams(&self) -> usize {
         match self.kind {
-            Kind::IdleStreams { streams } => streams,
+            WorkKind::IdleStreams { streams } => streams,
             _ => 0,
         }
     }
@@ -191,17 +196,17 @@ pub(crate) fn bytes(size: usize) -> String {
 }
 
 fn rate(in_flight: usize, connections: usize) -> Row {
-    Row { kind: Kind::Rate { in_flight, connections }, calls: 20_000 }
+    Row { kind: WorkKind::Rate { in_flight, connections }, calls: 20_000 }
 }
 
 fn bulk(size: usize, direction: Direction, in_flight: usize, bytes: usize) -> Row {
     let calls = (bytes / size).clamp(in_flight * 2, 4096);
-    Row { kind: Kind::Bulk { size, direction, in_flight }, calls }
+    Row { kind: WorkKind::Bulk { size, direction, in_flight }, calls }
 }
 
 /// The most informative rows, for a short run.
 pub fn short() -> Vec<Row> {
-    let mut rows = vec![Row { kind: Kind::Latency, calls: 2000 }, rate(64, 1)];
+    let mut rows = vec![Row { kind: WorkKind::Latency, calls: 2000 }, rate(64, 1)];
     for in_flight in [1, 8] {
         for direction in [Direction::Up, Direction::Down] {
             rows.push(bulk(1 << 20, direction, in_flight, 256 << 20));
@@ -212,7 +217,7 @@ pub fn short() -> Vec<Row> {
 
 /// The rows of the full comparison.
 pub fn full() -> Vec<Row> {
-    let mut rows = vec![Row { kind: Kind::Latency, calls: 5000 }];
+    let mut rows = vec![Row { kind: WorkKind::Latency, calls: 5000 }];
     for in_flight in [1, 16, 64, 256] {
         let connections = [1, 8, 64].into_iter().filter(|connections| *connections <= in_flight);
         rows.extend(connections.map(|connections| rate(in_flight, connections)));
@@ -224,8 +229,8 @@ pub fn full() -> Vec<Row> {
             }
         }
     }
-    rows.push(Row { kind: Kind::Stream { size: 64 << 10 }, calls: 4096 });
-    rows.push(Row { kind: Kind::LatencyUnderLoad { size: 64 << 20 }, calls: 2000 });
+    rows.push(Row { kind: WorkKind::Stream { size: 64 << 10 }, calls: 4096 });
+    rows.push(Row { kind: WorkKind::LatencyUnderLoad { size: 64 << 20 }, calls: 2000 });
     rows
 }
 
@@ -243,12 +248,12 @@ pub fn middle() -> Vec<Row> {
 
 /// The rows with a connection for each call.
 pub fn connect() -> Vec<Row> {
-    [false, true].map(|lazy| Row { kind: Kind::Connect { lazy }, calls: 300 }).into()
+    [false, true].map(|lazy| Row { kind: WorkKind::Connect { lazy }, calls: 300 }).into()
 }
 
 /// The rows whose calls start at given times.
 pub fn open() -> Vec<Row> {
-    [10, 50, 80].map(|percent| Row { kind: Kind::Open { percent }, calls: 20_000 }).into()
+    [10, 50, 80].map(|percent| Row { kind: WorkKind::Open { percent }, calls: 20_000 }).into()
 }
 
 /// The rows with messages of 64 MiB.
@@ -265,7 +270,7 @@ pub fn long() -> Vec<Row> {
 /// 256 MiB would exceed the protocol's limit by the length of its other fields.
 pub fn handover() -> Vec<Row> {
     let row = |size| Row {
-        kind: Kind::Bulk { size, direction: Direction::Up, in_flight: 1 },
+        kind: WorkKind::Bulk { size, direction: Direction::Up, in_flight: 1 },
         calls: HANDOVERS,
     };
     [4 << 10, 64 << 10, 1 << 20, 16 << 20, 255 << 20].map(row).into()
@@ -282,8 +287,10 @@ const DISTANCES: [usize; 16] =
 /// The rows of copies by distance.
 pub fn phase() -> Vec<Row> {
     let of = |size: usize| {
-        let row =
-            move |distance| Row { kind: Kind::Phase { size, distance }, calls: (128 << 20) / size };
+        let row = move |distance| Row {
+            kind: WorkKind::Phase { size, distance },
+            calls: (128 << 20) / size,
+        };
         DISTANCES.map(row)
     };
     [64 << 10, 1 << 20].into_iter().flat_map(of).collect()

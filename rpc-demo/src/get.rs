@@ -18,7 +18,7 @@ use crate::net::{self, Connection, Direction, Meter};
 use crate::output;
 use crate::pb::Checksum;
 use crate::summary::{Routes, Summary};
-use crate::transfer::{Directory, Item, Job, Origin, Place, Plan, Target, Verb};
+use crate::transfer::{Directory, Item, Job, LocalFile, Origin, Plan, Target, Verb};
 use crate::tree::shown;
 
 /// Fetches the named objects and directories.
@@ -72,7 +72,7 @@ fn add(
     let tree = listed.found.first().is_some_and(|first| first.directory);
     let (root, path) = if tree { (make_root(path)?, path.to_owned()) } else { file_root(path)? };
     let place = |below: &str| {
-        Target::File(Place {
+        Target::File(LocalFile {
             root: root.clone(),
             // For a single file, `below` is the file's name, so this path is the file's directory.
             path: if tree {

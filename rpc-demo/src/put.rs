@@ -51,10 +51,10 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
 struct Source {
     path: PathBuf,
     name: Name,
-    kind: Kind,
+    kind: SourceKind,
 }
 
-enum Kind {
+enum SourceKind {
     Stdin,
     File { size: Option<u64>, attributes: Attributes },
     Directory { tree: Tree, attributes: Attributes },
@@ -63,7 +63,11 @@ enum Kind {
 impl Source {
     fn look(path: PathBuf, destination: &Destination) -> Result<Source, Failure> {
         if path.as_os_str() == "-" {
-            return Ok(Source { name: destination.name(None, "stdin")?, path, kind: Kind::Stdin });
+            return Ok(Source {
+                name: destination.name(None, "stdin")?,
+                path,
+                kind: SourceKind::Stdin,
+            });
         }
         let last = path.file_name().map(|last| last.to_string_lossy());
         let name = destination.name(last.as_deref(), &shown(&path))?;
@@ -71,11 +75,11 @@ impl Source {
             .map_err(|error| Failure::io(format!("cannot read {}", shown(&path)), &error))?;
         let attributes = Attributes::of(&metadata);
         let kind = if metadata.is_dir() {
-            Kind::Directory { tree: Tree::walk(&path)?, attributes }
+            SourceKind::Directory { tree: Tree::walk(&path)?, attributes }
         } else {
             // Files under /proc report size 0 but have content; a pipe has no size.
             let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
-            Kind::File { size, attributes }
+            SourceKind::File { size, attributes }
         };
         Ok(Source { path, name, kind })
     }
@@ -107,11 +111,13 @@ impl Source {
             attributes,
         };
         match kind {
-            Kind::Stdin => plan.items.push(item(Origin::Stdin, name, None, Attributes::default())),
-            Kind::File { size, attributes } => {
+            SourceKind::Stdin => {
+                plan.items.push(item(Origin::Stdin, name, None, Attributes::default()))
+            }
+            SourceKind::File { size, attributes } => {
                 plan.items.push(item(Origin::File(path), name, size, attributes));
             }
-            Kind::Directory { tree, attributes } => {
+            SourceKind::Directory { tree, attributes } => {
                 plan.skipped += tree.skipped;
                 let target = Target::Object(connection.clone(), name.clone());
                 plan.directories.push(Directory { target, attributes, empty: false, top: true });

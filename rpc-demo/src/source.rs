@@ -88,7 +88,7 @@ fn read(
     };
     if let Some((direct, chunk)) = directly(file, extent, chunk, &buffers)
         && read_directly(&direct, file, extent, chunk, &mut buffers, &mut digest, pieces)?
-            == Next::Nothing
+            == AfterReads::Nothing
     {
         return Ok(());
     }
@@ -115,7 +115,7 @@ fn read(
 
 /// The next step after a part was read past the page cache.
 #[derive(PartialEq, Eq)]
-enum Next {
+enum AfterReads {
     /// The receiver has everything, or was dropped.
     Nothing,
     /// The rest is read through the page cache.
@@ -160,7 +160,7 @@ fn read_directly(
     buffers: &mut Buffers,
     digest: &mut Digest,
     pieces: &mpsc::Sender<io::Result<Piece>>,
-) -> io::Result<Next> {
+) -> io::Result<AfterReads> {
     let (offset, length, is_range) = match extent {
         Extent::Range { offset, length } => (offset, length, true),
         Extent::Whole(size) => (0, size.unwrap_or_default(), false),
@@ -181,7 +181,7 @@ fn read_directly(
         let at = offset + digest.size;
         let (want, data) = match ahead.pop_front() {
             Some((want, read)) => {
-                let Some(mut buffer) = direct.read_done(read)? else { return Ok(Next::Rest) };
+                let Some(mut buffer) = direct.read_done(read)? else { return Ok(AfterReads::Rest) };
                 // The last block may contain more bytes than the file had when its size was
                 // determined.
                 buffer.truncate(want);
@@ -208,13 +208,13 @@ fn read_directly(
         if (!data.is_empty() || end.is_some())
             && (pieces.blocking_send(Ok(Piece { data, end })).is_err() || end.is_some())
         {
-            return Ok(Next::Nothing);
+            return Ok(AfterReads::Nothing);
         }
         if is_short {
             break;
         }
     }
-    Ok(Next::Rest)
+    Ok(AfterReads::Rest)
 }
 
 /// Reads at its own position in a file that is shared with other readers.

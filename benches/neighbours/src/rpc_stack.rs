@@ -6,7 +6,7 @@ use benches::{
     measure::Calls,
     service::MAX_REPLY,
     session::{self, CallRunner},
-    work::{Kind, Row},
+    work::{WorkKind, Row},
 };
 use bytes::Bytes;
 use ruapc::{
@@ -115,16 +115,16 @@ impl Calls for Connection {
     /// A message, including its framing, has at most 64 MiB.
     fn supports(&self, row: &Row) -> bool {
         match row.kind {
-            Kind::Stream { .. }
-            | Kind::IdleStreams { .. }
-            | Kind::Phase { .. }
-            | Kind::Connect { .. }
-            | Kind::Resting { .. }
-            | Kind::Clients { .. } => false,
-            Kind::Bulk { size, .. } | Kind::LatencyUnderLoad { size } => {
+            WorkKind::Stream { .. }
+            | WorkKind::IdleStreams { .. }
+            | WorkKind::Phase { .. }
+            | WorkKind::Connect { .. }
+            | WorkKind::Resting { .. }
+            | WorkKind::Clients { .. } => false,
+            WorkKind::Bulk { size, .. } | WorkKind::LatencyUnderLoad { size } => {
                 size < RdmaConnectionTuningConfig::MAX_LARGE_MSG_SIZE as usize
             }
-            Kind::Latency | Kind::Rate { .. } | Kind::Open { .. } => {
+            WorkKind::Latency | WorkKind::Rate { .. } | WorkKind::Open { .. } => {
                 row.connections() <= CONNECTIONS
             }
         }

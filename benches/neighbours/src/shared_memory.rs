@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use benches::{
     measure::Calls,
     session::{self, CallRunner},
-    work::{Kind, Row},
+    work::{WorkKind, Row},
 };
 use bytes::Bytes;
 use iceoryx2::{
@@ -86,7 +86,7 @@ impl Calls for Connection {
     /// Only one message is in flight at a time. While the process polls for a message, it does
     /// nothing else.
     fn supports(&self, row: &Row) -> bool {
-        matches!(row.kind, Kind::Bulk { size, in_flight: 1, .. } if size <= MAX)
+        matches!(row.kind, WorkKind::Bulk { size, in_flight: 1, .. } if size <= MAX)
     }
 
     fn path(&self) -> String {

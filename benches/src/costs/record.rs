@@ -19,9 +19,9 @@ const HEAD: &str = "\
 # What one repetition of each scenario costs: instructions, system calls, allocations and their
 # bytes, and on the simulated fabric SENDs, WRITEs, doorbells and completions of both ends together.
 #
-# `make test` fails when a count grows by more than 5 %. A change that is worth its cost records the
-# new counts in the same commit: make costs-record. See benches/README.md, also for what to do when
-# the toolchain is another one.
+# `make test-costs` fails when a count grows by over 5 %. A change that is worth its cost records
+# the new counts in the same commit: make costs-record. See benches/README.md, also for what to do
+# when the toolchain is another one.
 
 ";
 

@@ -10,7 +10,7 @@ use crate::cost::Usage;
 use crate::pair::{Pair, Setup};
 use crate::scale::args::Args;
 use crate::scale::record::{Bulk, BulkRound, Memory};
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// Bytes of a message.
 pub const SIZE: usize = 1 << 20;
@@ -71,7 +71,10 @@ async fn of_contender(args: &Args, variant: Variant, setup: &Setup, rows: &mut [
 async fn round(args: &Args, pair: &mut Pair, clients: usize) -> anyhow::Result<Option<BulkRound>> {
     let row = |time: std::time::Duration| {
         let time = time.as_millis() as u64;
-        Row { kind: Kind::Clients { clients, size: SIZE, in_flight: IN_FLIGHT, time }, calls: 0 }
+        Row {
+            kind: WorkKind::Clients { clients, size: SIZE, in_flight: IN_FLIGHT, time },
+            calls: 0,
+        }
     };
     if !pair.prepare(&row(args.warm_up)).await? {
         return Ok(None);

@@ -11,7 +11,7 @@ use crate::sample::Sample;
 use crate::scale::args::Args;
 use crate::scale::limits;
 use crate::scale::record::{Connections, Ends, Load};
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// Calls in flight.
 pub const IN_FLIGHT: usize = 64;
@@ -61,8 +61,8 @@ fn describe_usage(pair: &Pair) -> String {
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Connections) -> anyhow::Result<()> {
     let connections = found.connections;
     let calls = (args.calls as usize).max(2 * connections);
-    let all = Row { kind: Kind::Rate { in_flight: IN_FLIGHT, connections }, calls };
-    let one = Row { kind: Kind::Resting { in_flight: IN_FLIGHT, connections }, ..all };
+    let all = Row { kind: WorkKind::Rate { in_flight: IN_FLIGHT, connections }, calls };
+    let one = Row { kind: WorkKind::Resting { in_flight: IN_FLIGHT, connections }, ..all };
     anyhow::ensure!(pair.prepare(&all).await?, "it has no such row");
     let (client, server) = pair.processes()?;
     // Warm-up.

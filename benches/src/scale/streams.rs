@@ -7,7 +7,7 @@ use crate::footprint::Footprint;
 use crate::pair::Pair;
 use crate::scale::args::Args;
 use crate::scale::record::{Ends, LatencyRound, Streams};
-use crate::work::{Kind, Row};
+use crate::work::{Row, WorkKind};
 
 /// Measures all contenders one after the other.
 ///
@@ -43,7 +43,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
     // Sequential calls take several times as long as the same number of calls with 64 in flight.
     let calls = (args.calls as usize / 4).max(16);
-    let row = Row { kind: Kind::IdleStreams { streams: found.streams }, calls };
+    let row = Row { kind: WorkKind::IdleStreams { streams: found.streams }, calls };
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");
     pair.round(&row).await?;
     for _ in 0..args.rounds {

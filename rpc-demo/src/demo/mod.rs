@@ -72,13 +72,13 @@ async fn steps(
     args: &Demo,
     stop: &Arc<AtomicBool>,
     processes: &mut Processes,
-    kept_place: &mut Option<Arc<Place>>,
+    kept_place: &mut Option<Arc<WorkDirectory>>,
 ) -> Result<(), Failure> {
     // An unusable address is reported here rather than after the tree has been generated.
     drop(Listener::bind(args.addr)?);
     let chosen = place::choose(args.dir.as_deref(), args.size)?;
     let rounds = args.rounds.unwrap_or(if chosen.size < SMALL { ROUNDS_SMALL } else { ROUNDS });
-    let place = kept_place.insert(Arc::new(Place::new(&chosen, args.keep, stop)?)).clone();
+    let place = kept_place.insert(Arc::new(WorkDirectory::new(&chosen, args.keep, stop)?)).clone();
     if let (Some(why), None) = (&chosen.why, &args.dir) {
         let what = match chosen.backing {
             Backing::Memory => format!("a smaller tree, of {}", size_shown(chosen.size)),
@@ -110,7 +110,7 @@ fn program() -> Result<PathBuf, Failure> {
 
 struct Demonstration<'a> {
     args: &'a Demo,
-    place: Arc<Place>,
+    place: Arc<WorkDirectory>,
     processes: &'a mut Processes,
     program: PathBuf,
     report: Report,
@@ -221,20 +221,20 @@ impl Demonstration<'_> {
 
 /// The working directory, and a flag that stops the work in it. Dropping the last handle removes
 /// the directory, unless `keep` is set.
-struct Place {
+struct WorkDirectory {
     dir: Option<TempDir>,
     keep: bool,
     stop: Arc<AtomicBool>,
 }
 
-impl Place {
-    fn new(chosen: &Chosen, keep: bool, stop: &Arc<AtomicBool>) -> Result<Place, Failure> {
+impl WorkDirectory {
+    fn new(chosen: &Chosen, keep: bool, stop: &Arc<AtomicBool>) -> Result<WorkDirectory, Failure> {
         let dir = tempfile::Builder::new().prefix("rpc-demo-").tempdir_in(&chosen.path);
         let dir = dir.map_err(|error| {
             let what = format!("cannot work in {}", shown(&chosen.path));
             Failure::new(what, error, "name another directory with --dir")
         })?;
-        Ok(Place { dir: Some(dir), keep, stop: stop.clone() })
+        Ok(WorkDirectory { dir: Some(dir), keep, stop: stop.clone() })
     }
 
     fn path(&self) -> PathBuf {
@@ -243,7 +243,7 @@ impl Place {
 
     /// Runs `work` on a thread, which keeps the directory alive.
     async fn blocking<T: Send + 'static>(
-        self: &Arc<Place>,
+        self: &Arc<WorkDirectory>,
         work: impl FnOnce(&AtomicBool) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let place = self.clone();
@@ -252,7 +252,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WorkDirectory {
     fn drop(&mut self) {
         let path = shown(&self.path());
         let Some(dir) = self.dir.take() else { return };

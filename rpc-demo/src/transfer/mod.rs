@@ -29,7 +29,7 @@ pub(crate) use job::{Job, Verb};
 pub(crate) use origin::Origin;
 pub(crate) use pieces::Pieces;
 use ranged::Large;
-pub(crate) use target::{Place, Target};
+pub(crate) use target::{LocalFile, Target};
 use tokio::task::JoinSet;
 pub(crate) use whole::send;
 

@@ -12,7 +12,7 @@ use super::item::{Item, is_there};
 use super::job::Job;
 use super::origin::{Opened, Origin, blocking, checksums};
 use super::pieces::breach;
-use super::target::{Place, Target};
+use super::target::{LocalFile, Target};
 use super::whole;
 use crate::attributes::Attributes;
 use crate::digest::Digest;
@@ -61,7 +61,7 @@ struct Moving {
 
 enum Into {
     Upload { connection: Connection, id: String },
-    File { place: Place, file: Arc<Written>, pending: Mutex<Option<Pending>> },
+    File { place: LocalFile, file: Arc<Written>, pending: Mutex<Option<Pending>> },
 }
 
 impl Large {
@@ -159,7 +159,7 @@ impl Large {
         Ok(Begun::Moving(Box::new(Moving { opened, into, had })))
     }
 
-    async fn begin_file(&self, job: &Job, place: &Place) -> Result<(Into, bool), Failure> {
+    async fn begin_file(&self, job: &Job, place: &LocalFile) -> Result<(Into, bool), Failure> {
         let (here, resume, size) = (place.clone(), job.resume, self.ranges.size());
         let open = move || -> io::Result<_> {
             let mut pending = here.partial()?;

@@ -23,13 +23,12 @@ use crate::tree::shown;
 pub(crate) enum Target {
     /// An object on a server.
     Object(Connection, Name),
-    /// A local file.
-    File(Place),
+    File(LocalFile),
 }
 
 /// A local file below the root of a transfer. No name in the transfer leads out of the root.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct LocalFile {
     /// The root, an open directory.
     pub(crate) root: Arc<Dir>,
     /// The path of `root`, for messages.
@@ -97,7 +96,7 @@ impl Target {
     }
 }
 
-impl Place {
+impl LocalFile {
     pub(super) fn shown(&self) -> String {
         shown(&self.path.join(&self.below))
     }

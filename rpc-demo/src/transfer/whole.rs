@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::pieces::Pieces;
-use super::target::Place;
+use super::target::LocalFile;
 use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::failure::Failure;
@@ -82,7 +82,7 @@ pub(crate) async fn send(
 /// Writes the data to a new file, renames the file once it is complete, and returns its digest.
 /// `size` is the announced size.
 pub(super) async fn receive(
-    place: &Place,
+    place: &LocalFile,
     mut pieces: Pieces,
     size: u64,
     attributes: Attributes,
@@ -120,7 +120,7 @@ pub(super) async fn receive(
 /// Writes the first piece, which has arrived, and all further pieces. Returns the digest of the
 /// bytes that arrived and the digest that the sender announced.
 pub(super) async fn write(
-    place: &Place,
+    place: &LocalFile,
     room: impl Room,
     first: Piece,
     mut pieces: Pieces,

@@ -1,7 +1,7 @@
 //! Names of types: in the library a type name means one thing.
 //!
-//! Two types may share a name, for example where each system has its own. A third one may not, and
-//! no type has a name that says nothing without its module.
+//! Two types may share a name, for example where each system has its own. A third one may not. In
+//! the library and in the programs, no type has a name that says nothing without its module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,15 @@ use crate::size;
 
 /// Folders of the library.
 pub const FOLDERS: &[&str] = &["memory/", "transport/"];
+/// Folders of the programs.
+pub const PROGRAMS: &[&str] = &["rpc-demo/", "benches/"];
 /// Number of files that may define a type of the same name.
 pub const MAX_FILES: usize = 2;
 /// Names that no type has alone.
 pub const BARE: &[&str] = &["State", "Entry", "Kind", "Place", "Held", "Next", "Settings"];
 
-/// The files of the library that define a type of each name, tests left out.
+/// The files of the library that define a type of each name, tests left out. Also the files of the
+/// programs that define a type with a name of [`BARE`].
 ///
 /// # Errors
 ///
@@ -26,10 +29,16 @@ pub const BARE: &[&str] = &["State", "Entry", "Kind", "Place", "Held", "Next", "
 pub fn types(sources: &[Source]) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
     let crates = size::crates(sources);
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for source in sources.iter().filter(|source| is_library(source, &crates)) {
+    for source in sources {
+        let [library, program] =
+            [FOLDERS, PROGRAMS].map(|folders| is_product(source, folders, &crates));
+        if !library && !program {
+            continue;
+        }
         let syntax = syn::parse_file(&source.text).map_err(|e| format!("{}: {e}", source.path))?;
         let mut names = Vec::new();
         defined(&syntax.items, &mut names);
+        names.retain(|name| library || BARE.contains(&name.as_str()));
         for name in names {
             types.entry(name).or_default().insert(source.path.clone());
         }
@@ -47,11 +56,11 @@ pub fn ambiguous(
     types.iter().filter(breaks).map(|(name, files)| (name.as_str(), files))
 }
 
-fn is_library(source: &Source, crates: &[String]) -> bool {
+fn is_product(source: &Source, folders: &[&str], crates: &[String]) -> bool {
     let path = source.path.as_str();
     source.is_rust()
         && path.contains("/src/")
-        && FOLDERS.iter().any(|folder| path.starts_with(folder))
+        && folders.iter().any(|folder| path.starts_with(folder))
         && !path.ends_with("/test_util.rs")
         && !size::is_all_tests(path, crates)
 }

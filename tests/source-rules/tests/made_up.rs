@@ -234,6 +234,14 @@ fn a_bare_name_is_found() {
         { one("Next", 2) }
     );
     assert_eq!(ambiguous(&[(library, "enum SendState {} enum A { State } type State = A;")]), []);
+    for program in ["rpc-demo/src/a.rs", "benches/src/a.rs"] {
+        assert_eq!(ambiguous(&[(program, "enum Kind {} struct Chunk;")]), one("Kind", 1));
+        let chunk = "struct Chunk;";
+        assert_eq!(
+            ambiguous(&[(library, chunk), ("memory/src/b.rs", chunk), (program, chunk)]),
+            []
+        );
+    }
 }
 
 #[test]
@@ -245,7 +253,7 @@ fn tests_and_other_crates_may_have_any_names() {
         "memory/src/b/tests.rs",
         "memory/src/test_util.rs",
         "memory/examples/a.rs",
-        "rpc-demo/src/a.rs",
+        "rpc-demo/tests/a.rs",
     ];
     let mut sources = vec![library];
     sources.extend(other.map(|path| (path, "struct State; struct Chunk;")));

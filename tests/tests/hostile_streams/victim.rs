@@ -51,7 +51,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs the victim next to each of [`BESIDE`] in turn, each time with a new server.
 pub(crate) async fn print_figures() {
-    println!("| beside | p99 | longest | failed | its CPU | server's CPU | server's RSS, most |");
+    println!(
+        "| beside | p99 | longest | failed | attackers' CPU | server's CPU | server's RSS, most |"
+    );
     println!("|---|--:|--:|--:|--:|--:|--:|");
     for (beside, settings) in BESIDE {
         let mut server = Process::start("", &format!("server 100 {settings}"));
