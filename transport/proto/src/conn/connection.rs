@@ -128,8 +128,9 @@ impl Connection {
     }
 
     /// Whether a stream waits until the peer allows one more stream: see [`Connection::open`].
+    #[inline]
     pub fn is_waiting(&self, id: StreamId) -> bool {
-        self.streams.key(id.0).is_some_and(|key| self.streams[key].queues.waits)
+        self.streams.is_waiting(id.0)
     }
 
     /// Whether the peer may know of the stream, because the stream's first frame has been handed

@@ -157,6 +157,12 @@ impl Streams {
         self.key(id)
     }
 
+    /// Whether a stream waits until the peer allows one more stream.
+    #[inline]
+    pub(super) fn is_waiting(&self, id: u32) -> bool {
+        !self.waiting.is_empty() && self.waiting.contains(&id)
+    }
+
     /// The streams that wait until the peer allows one more stream.
     pub(super) fn waiting(&self) -> Vec<usize> {
         self.waiting.iter().filter_map(|id| self.key(*id)).collect()
