@@ -8,10 +8,7 @@ pub(crate) const CIRCLES: &[&str] = &[];
 pub(crate) const PARENTS: &[&str] = &[];
 
 /// Files with comments or prose beyond column 100.
-#[rustfmt::skip]
-pub(crate) const WIDE: &[&str] = &[
-    "tests/guest/kernel",
-];
+pub(crate) const WIDE: &[&str] = &[];
 
 /// Files with too many lines.
 pub(crate) const LONG: &[&str] = &[];
