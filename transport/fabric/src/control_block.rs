@@ -366,7 +366,7 @@ impl ControlBlock {
         matches!(self.slots.get(slot as usize), Some(Slot::Held(_)))
     }
 
-    /// The received bytes, or an empty slice for a posted slot.
+    /// The received bytes, or an empty slice if the slot is not held.
     #[inline]
     pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
         let (Some(Slot::Held(filled)), Some((ptr, _))) =

@@ -20,7 +20,7 @@ use crate::addr::{Addr, PeerInfo};
 use crate::device::PortState;
 use crate::reject_reason::RejectReason;
 
-/// A call of libibverbs or librdmacm, named like its manual page.
+/// A kind of work request, or a call of libibverbs, librdmacm or the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
@@ -34,7 +34,7 @@ pub enum Verb {
     Recv,
     /// A SEND or a WRITE. The device does not say which.
     SendOrWrite,
-    /// Any other call, by its C name.
+    /// A call, by its C name.
     Call(&'static str),
 }
 
@@ -106,14 +106,16 @@ pub enum FabricError {
         /// The names of the devices that exist.
         found: Vec<String>,
     },
-    /// The device has no active port. The fault is in this host, its cable or its switch.
+    /// No port of the device is active, or the address to be used lies on an inactive port or on an
+    /// interface without a carrier. The fault is in this host, its cable or its switch.
     #[error(
         "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
     )]
     NoActivePort {
         /// The name of the device.
         device: String,
-        /// The state of the device's first port.
+        /// The state of the port that has the address, or of the device's first port. A
+        /// [`HostSnapshot`](crate::HostSnapshot) always reports `Down`.
         state: PortState,
     },
     /// The device has no IP address on this host.
@@ -142,7 +144,8 @@ pub enum FabricError {
         /// Name of the device.
         device: String,
     },
-    /// The caller named a local address that does not lie on an RDMA device.
+    /// A local address does not lie on an RDMA device, or does not lie on the device of the
+    /// listener.
     #[error("address {addr} does not lie on an RDMA device")]
     NotOnRdma {
         /// The address.
@@ -159,7 +162,8 @@ pub enum FabricError {
         /// The device that has the address now.
         found: String,
     },
-    /// The device is listed, but this process cannot create a queue pair on it.
+    /// The device is listed, but this process cannot open the device, or cannot create a queue pair
+    /// or an object that a queue pair needs.
     #[error(
         "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"
     )]
@@ -209,12 +213,12 @@ pub enum FabricError {
         "RDMA belongs to the parent of this process, which has used it before fork(2): fork first, or execute a program"
     )]
     Forked,
-    /// This process may not create the memory file that shared memory needs.
+    /// The memory file that shared memory needs cannot be created or mapped.
     #[error("a memory file of {len} bytes for shared memory cannot be made: {source}")]
     MemoryFile {
         /// The size of the file in bytes.
         len: usize,
-        /// The cause. `FileTooLarge` names RLIMIT_FSIZE.
+        /// The cause. `FileTooLarge` means that RLIMIT_FSIZE is too low.
         source: Arc<io::Error>,
     },
     /// The device was removed from this host.
@@ -308,13 +312,17 @@ pub enum ConnectError {
         /// The device of the route.
         routed: String,
     },
-    /// The peer is reachable, but no program listens on its port.
+    /// The peer is reachable, but no program listens on the port or, over shared memory, under the
+    /// name. Over iWARP, the peer's program may instead have rejected the request without private
+    /// data.
     #[error("nobody listens for a {} on {addr}", addr.connection())]
     Refused {
         /// The peer.
         addr: Addr,
     },
-    /// The peer's program rejected the connect request.
+    /// The peer's program rejected the connect request. Without private data, the peer may instead
+    /// have closed the connection without an answer (over shared memory), or have no listener on
+    /// the port (over iWARP).
     #[error("{addr} rejected the {}", addr.connection())]
     Rejected {
         /// The peer.
@@ -377,8 +385,8 @@ pub enum ConnectError {
         /// The effective user of this process, as the peer sees it.
         uid: u32,
     },
-    /// The peer's process, or its host, has no more descriptors or address space for a connection
-    /// over shared memory.
+    /// The peer's process, or its host, has no more descriptors or memory for a connection over
+    /// shared memory.
     #[error("{addr} can make no further connection: {source}")]
     PeerLimit {
         /// The peer.
@@ -414,8 +422,9 @@ pub enum ConnectError {
     Fabric(#[from] FabricError),
 }
 
-/// The reason why a link is dead. [`Misuse`](LinkError::Misuse) is an exception: after this error
-/// the link is still usable.
+/// The reason why a link is dead. After [`Misuse`](LinkError::Misuse), and after a
+/// [`Breach`](LinkError::Breach) that [`Link::borrow`](crate::Link::borrow) returns, the link is
+/// still usable.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -495,7 +504,8 @@ impl LinkError {
         }
     }
 
-    /// Whether either end closed the connection without a fault.
+    /// Whether no failure is known: the error is [`Disconnected`](LinkError::Disconnected) or
+    /// [`Closed`](LinkError::Closed).
     pub fn is_clean(&self) -> bool {
         matches!(self, LinkError::Disconnected { .. } | LinkError::Closed { .. })
     }

@@ -40,8 +40,8 @@ impl Input<'_> {
 /// may write to this memory.
 ///
 /// The input states the number of slots, their size, how much memory is missing, and whether the
-/// memory has contents at the beginning. Steps with their operands follow, until one end finds a
-/// breach. A breach would end a real link.
+/// memory has contents at the beginning. Steps with their operands follow. The run stops at the end
+/// of the input, or when one end finds a breach, which would end a real link.
 ///
 /// # Panics
 /// If there is an access or a message out of bounds, or if the messages outnumber the RECVs.

@@ -31,7 +31,8 @@
 //! # The control block
 //!
 //! Every link owns one block of registered memory. A new link takes the block from the pool with
-//! [`Pool::control`](tonic_rdma_memory::Pool::control). Dropping the link returns the block:
+//! [`Pool::control`](tonic_rdma_memory::Pool::control). Dropping the link returns the block. The
+//! block of a link over shared memory has no RECV ring:
 //!
 //! ```text
 //! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |

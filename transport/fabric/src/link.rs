@@ -155,7 +155,8 @@ pub enum Completion {
     },
     /// A message of `len` bytes lies in RECV slot `slot`, until [`Link::repost`].
     Received {
-        /// `0 .. max_recvs()`.
+        /// The number of the slot, less than
+        /// [`LinkConfig::max_recvs`](crate::LinkConfig::max_recvs).
         slot: u32,
         /// Number of bytes, at most the size of the slot.
         len: u32,
@@ -193,8 +194,9 @@ pub trait Link: Send + 'static {
     /// flight.
     fn send_room(&self) -> usize;
 
-    /// The part of the control block that holds SEND slots and staging memory. The length of this
-    /// part is [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
+    /// The part of the control block that holds SEND slots and staging memory. Until
+    /// [`grow_sends`](Link::grow_sends) replaces the SEND slots, the length of this part is
+    /// [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
     /// docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
@@ -218,10 +220,11 @@ pub trait Link: Send + 'static {
     /// A link that copies the bytes while work is queued returns [`Posted::Done`] instead, and
     /// reports no completion.
     ///
-    /// A reported completion need not wake the link. As long as fewer than half of the SEND slots
-    /// and of the queue are in use, and no payload and no `signal` is in flight, completions wake
-    /// nobody and are reported with the next message. So a small call costs no wake-up for its own
-    /// SEND. Pass `signal` for work whose completion the caller waits for.
+    /// A reported completion need not wake the link. As long as at most half of the SEND slots and
+    /// of the queue are in use, and no payload, no `signal` and no [probe](Link::probe) is in
+    /// flight, completions wake nobody and are reported with the next message. So a small call
+    /// costs no wake-up for its own SEND. Pass `signal` for work whose completion the caller waits
+    /// for.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] if there is no [room](Link::send_room), a range lies outside the
@@ -308,8 +311,8 @@ pub trait Link: Send + 'static {
     /// [`Completion::Answered`] reports the answer (R24). A probe is work of length zero that needs
     /// no memory and no credit: a WRITE, which completes when it is acknowledged, or a READ over
     /// iWARP, where a WRITE completes without an acknowledgement. Does nothing while an earlier
-    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`] is true. Returns
-    /// whether the device was asked.
+    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`] is true. Over iWARP,
+    /// the first probe of a silence also does nothing. Returns whether the device was asked.
     ///
     /// # Errors
     /// The device refused work; the link is dead.

@@ -9,8 +9,7 @@ use std::time::Duration;
 /// than this end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Number of RECVs posted before the connection is established and until it ends. At least 1.
-    /// Default 64.
+    /// Number of RECVs posted from the start. At least 1. Default 64.
     pub recv_slots: u32,
     /// Number of RECVs that [`Link::grow`](crate::Link::grow) may add. The memory of these RECVs is
     /// not part of the block. Default 0.
@@ -70,8 +69,8 @@ pub struct LinkConfig {
     /// address, which must be the device that `connect` is called on. With `None`, the route
     /// decides. Verbs only.
     pub source: Option<IpAddr>,
-    /// The memory that this end accepts from its peer. By default this end accepts no such memory.
-    /// Shared memory only.
+    /// The memory that this end accepts from its peer, in addition to chunks to WRITE to. Default:
+    /// none. Shared memory only.
     pub takes: Takes,
 }
 

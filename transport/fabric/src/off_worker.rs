@@ -54,7 +54,7 @@ fn run(work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>) -> Running {
 /// it cannot start a thread, and a runtime that shuts down waits for these threads.
 ///
 /// # Errors
-/// The system refuses a thread (EAGAIN). The work is then dropped on this thread.
+/// The system refuses a thread (EAGAIN). The work is then dropped on the calling thread.
 pub(crate) fn run_on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }

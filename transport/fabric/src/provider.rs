@@ -66,7 +66,7 @@ pub enum Fabric {
     /// A device of an in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimDevice),
-    /// Has no value.
+    /// Cannot be constructed.
     #[doc(hidden)]
     Never(Never),
 }
@@ -86,8 +86,8 @@ impl Fabric {
     /// without devices the list is empty.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`] or
-    /// [`FabricError::NoConnectionManager`].
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`],
+    /// [`FabricError::NoConnectionManager`], [`FabricError::Forked`] or [`FabricError::Verb`].
     pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::devices();
@@ -244,8 +244,8 @@ impl Fabric {
         }
     }
 
-    /// Returns an identifier of this host since its last boot. Two processes with the same boot id
-    /// can share memory if they can reach each other's sockets.
+    /// Returns the id that the kernel of this host drew at its last boot. Two processes with the
+    /// same boot id can share memory if they can reach each other's sockets.
     ///
     /// # Errors
     /// The errors of [`shm`](Fabric::shm), and [`FabricError::Shm`] if /proc cannot be read.
@@ -473,7 +473,7 @@ pub enum Listener {
     /// A listener of the in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimListener),
-    /// Has no value.
+    /// Cannot be constructed.
     #[doc(hidden)]
     Never(Never),
 }
@@ -519,7 +519,7 @@ pub enum Incoming {
     /// A request over the in-process network.
     #[cfg(feature = "test-util")]
     Sim(SimIncoming),
-    /// Has no value.
+    /// Cannot be constructed.
     #[doc(hidden)]
     Never(Never),
 }
@@ -568,8 +568,8 @@ impl Incoming {
     }
 
     /// Sets the private data that the peer gets if [`accept`](Incoming::accept) cannot allocate
-    /// memory or a queue pair. Connections over shared memory and the simulated network only need
-    /// memory, which the caller can check beforehand.
+    /// memory or a queue pair. Does nothing over shared memory and the simulated network, where
+    /// [`accept`](Incoming::accept) needs only memory, which the caller can check beforehand.
     pub fn refuse_with(&mut self, private_data: &[u8]) {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -636,7 +636,7 @@ pub enum AnyLink {
     /// A link without another end, where all work completes at once.
     #[cfg(feature = "test-util")]
     Instant(InstantLink),
-    /// Has no value.
+    /// Cannot be constructed.
     #[doc(hidden)]
     Never(Never),
 }

@@ -48,7 +48,7 @@ pub(crate) struct SendQueue {
     entries: VecDeque<QueueEntry>,
     /// Number of SEND slots of the block.
     send_slots: usize,
-    /// Number of entries in flight that hold more than a SEND slot, or whose completion was
+    /// Number of entries in flight that hold pool memory or staging, or whose completion was
     /// requested.
     urgent: usize,
     /// The kind of work of the probe in flight, if any. A probe completes independently of the
@@ -76,9 +76,10 @@ impl SendQueue {
         }
     }
 
-    /// Whether the next completion has to wake the link, because payload is in flight, a completion
-    /// was requested, or slots or places run short. Otherwise completions stay in the queue until
-    /// something else wakes the link, so a small call costs no wake-up for its own SEND.
+    /// Whether the next completion has to wake the link, because payload or a probe is in flight, a
+    /// completion was requested, or slots or places run short. Otherwise completions stay in the
+    /// queue until something else wakes the link, so a small call costs no wake-up for its own
+    /// SEND.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
         let used = self.entries.len();
@@ -133,7 +134,7 @@ impl SendQueue {
         self.probe.take()
     }
 
-    /// Ends a batch. If unsignalled work holds more than SEND slots, the last request becomes
+    /// Ends a batch. If unsignalled work holds pool memory or staging, the last request becomes
     /// signalled.
     #[inline]
     pub(crate) fn end_batch(&mut self) {

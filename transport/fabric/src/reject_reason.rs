@@ -1,4 +1,4 @@
-//! The reasons why a connection manager rejects a connect request without asking its program.
+//! The reasons that a connection manager gives when it rejects a connect request.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ impl RejectReason {
     pub const NO_QUEUE_PAIR: RejectReason = RejectReason(1);
     /// The peer is out of resources.
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
-    /// The peer waited for a message from this end that did not arrive.
+    /// The peer's connection manager waited for a message from this end that did not arrive.
     pub const TIMEOUT: RejectReason = RejectReason(4);
     /// Nobody listens on the port.
     pub const NO_SERVICE: RejectReason = RejectReason(8);
@@ -35,8 +35,8 @@ impl RejectReason {
         matches!(self, Self::NO_QUEUE_PAIR | Self::NO_RESOURCES | Self::RESPONDER_RESOURCES)
     }
 
-    /// Whether the peer cannot use the path, because of an address, a service level or a traffic
-    /// class.
+    /// Whether the peer cannot use an attribute of the path, such as an address, a service level or
+    /// a traffic class.
     pub fn is_of_path(self) -> bool {
         matches!(self.0, 12..=23 | 32 | 33)
     }

@@ -19,7 +19,8 @@ use crate::turn;
 
 /// Number of work requests between two checks of the link.
 const LOOK: u64 = 128;
-/// The minimum length of a place in bytes.
+/// The length in bytes below which places are not shortened, even if the pool has little landing
+/// memory.
 const SHORTEST: usize = 4096;
 /// Maximum number of WRITEs in flight.
 const MAX_IN_FLIGHT: usize = 1024;
@@ -215,7 +216,7 @@ impl BareEnd {
         self.places.iter().map(|place| place.len as usize).max().unwrap_or(0)
     }
 
-    /// Allocates at least `len` bytes of pool memory to WRITE from, unless there are as many
+    /// Allocates at least `len` bytes of pool memory to WRITE from, unless this end has that much
     /// already.
     fn fill(&mut self, len: usize) -> Result<(), BareError> {
         if self.source.len() < len {
@@ -265,7 +266,7 @@ impl BareEnd {
             let source = self.source.slice(from..from + len);
             let src = self.pool.resolve(&source).ok_or(BareError::NoSource)?;
             let work = Work::Write { src: WriteSource::Bytes(src), remote_addr, rkey };
-            // The last WRITE before a wait must be signaled.
+            // The last WRITE before a wait must be signalled.
             let waits = self.queued + 1 == last || in_flight + 1 == window;
             self.queue(work, waits).await?;
         }
@@ -290,7 +291,8 @@ pub(super) const SLOTS: usize = 24;
 /// Maximum number of echoes in flight. The other end has a RECV for each echo and a few more RECVs.
 pub const MAX_ECHOES: usize = 16;
 
-/// The queues of a bare connection, which take 24 KiB of control memory.
+/// The queues of a bare connection, which take 24 KiB of control memory, or 12 KiB over shared
+/// memory.
 pub fn config() -> LinkConfig {
     LinkConfig {
         recv_slots: SLOTS as u32,

@@ -145,7 +145,8 @@ pub enum BareError {
         /// The length of the longest place in bytes.
         longest: usize,
     },
-    /// The peer wanted more bytes than this end writes on request.
+    /// The peer wanted more bytes than this end writes on one request, or WRITEs longer than this
+    /// end allows.
     #[error("the peer wants {wanted} bytes written, at most {limit} are")]
     TooMuch {
         /// The number of bytes that the peer wants.

@@ -259,7 +259,7 @@ fn each_end_learns_its_own_waits() {
         let cost = Duration::from_micros(100);
         let mut pair = Pair::new(cost, told);
         pair.calls(20, cost * 50, cost / 10);
-        // The server sleeps before each request, and the client before no answer.
+        // The server sleeps before each request. The client never sleeps before an answer.
         assert_eq!(pair.calls(100, cost * 50, cost / 10), 100, "told {told}");
     }
 }

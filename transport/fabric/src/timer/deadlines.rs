@@ -208,8 +208,9 @@ impl Deadlines {
     fn expire(&self) -> Vec<Waker> {
         let now = now();
         let mut state = lock(&self.state);
-        // The time of expiry is never earlier than the time for which the timer was set. The two
-        // clocks may differ in resolution, and a test may have stopped tokio's clock.
+        // The time of expiry is never earlier than the time for which the timer was set. The
+        // kernel's clock and tokio's clock may differ in resolution, and a test may have stopped
+        // tokio's clock.
         let passed = state.armed.take().map_or(now, |armed| armed.max(now));
         state.passed = Some(passed);
         if state.clock_expires.is_some_and(|at| at <= passed) {
@@ -381,7 +382,7 @@ impl CoarseClock {
     #[cold]
     fn read(&self) -> (Instant, Option<Instant>) {
         let now = now();
-        // Only one thread makes the last of these reads.
+        // Only one thread makes the read whose number is `READS`.
         if self.reads.fetch_add(1, Ordering::Relaxed) + 1 != READS {
             return (now, None);
         }

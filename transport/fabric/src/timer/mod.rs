@@ -3,8 +3,8 @@
 //! While a tokio timer is set, the runtime reads the clock twice whenever it goes idle, even
 //! between two messages of a call. A [`Timer`] uses a kernel timer (timerfd_create(2)) that all
 //! timers of a runtime share (`deadlines`). A [`Timer`] costs nothing while it waits, and one
-//! system call when it is set to expire before all others. The timer may fire late by 1/32 of the
-//! wait.
+//! system call when it is set to expire before all others. The timer may fire late by up to 1/32 of
+//! the wait.
 //!
 //! Without a vDSO, reading the clock is also a system call. So a timer reports the time when it
 //! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old.
