@@ -72,8 +72,8 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
 }
 
 /// The IP addresses of this host's interfaces that are up. Loopback addresses are left out because
-/// they lead to no separate device. Link-local addresses are left out because they mean nothing to
-/// a peer.
+/// they belong to no particular device. Link-local addresses are left out because they mean nothing
+/// to a peer.
 pub(crate) fn local_networks() -> std::io::Result<Vec<LocalNetwork>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.

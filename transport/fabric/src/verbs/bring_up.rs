@@ -8,9 +8,9 @@
 //! | accepting | receives, sends; answer sent | a thread that may block |
 //! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
 //!
-//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would change
-//! the states on the thread that reads events, and versions before 23 always do so. Over iWARP the
-//! kernel changes the states when it establishes the connection.
+//! On InfiniBand and RoCE this process changes the states of the queue pair. If librdmacm changed
+//! the states, it would do so on the thread that reads events. librdmacm before version 23 always
+//! changes them. Over iWARP the kernel changes the states when it establishes the connection.
 //!
 //! A [`PendingLink`] is a link whose attempt has not succeeded yet. If the attempt fails or is
 //! given up, the queue pair is destroyed on a separate thread. Firmware takes milliseconds to

@@ -54,8 +54,8 @@ struct Failure {
     vendor_err: u32,
 }
 
-/// Memory that posted work refers to. This memory is freed only when the queue pair is destroyed
-/// (R9, R10).
+/// Memory that posted work refers to. This memory is freed only when the work is complete or the
+/// queue pair is destroyed (R9, R10).
 #[derive(Debug)]
 struct PostedMemory {
     sq: SendQueue,
@@ -81,7 +81,7 @@ pub struct VerbsLink {
     batch: Batch,
     /// `None` if this end never polls for a message and sleeps at once.
     busy_poll: Option<BusyPoll>,
-    /// True if the last poll found nothing and another poll follows at once.
+    /// True if the last poll found nothing and the link polls again instead of sleeping.
     polls_on: bool,
     /// Completions that arrived before the connection was established.
     early_completions: Vec<Completion>,
@@ -101,7 +101,7 @@ const NEW_SILENCE: Duration = Duration::from_secs(2);
 
 impl VerbsLink {
     /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1).
-    /// [`established`](VerbsLink::established) reads the addresses again.
+    /// [`established`](VerbsLink::established) reads the local address again.
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,

@@ -18,8 +18,8 @@
 //!
 //! If a device of the first row ignored the iova after all, that device would refuse the first
 //! WRITE with a remote access error. So such a device could not be used at all, and would never
-//! work with addresses that peers can guess. Both keys name the same addresses, so data that has
-//! landed is also sent on by its iova.
+//! work with addresses that peers can guess. The lkey and the rkey of a region work with the same
+//! addresses, so data that has landed is also sent on by its iova.
 
 use std::io;
 use std::ptr::NonNull;
@@ -196,9 +196,9 @@ mod tests {
             .map_err(|error| error.raw_os_error())
         };
         assert_eq!(register(|_| None), Ok(()));
-        // A lack of memory, for instance, says nothing about the right.
+        // A lack of memory, for instance, says nothing about the access flag.
         assert_eq!(register(|_| Some(libc::ENOMEM)), Err(Some(libc::ENOMEM)));
-        // EINVAL without the right means that another argument is invalid.
+        // EINVAL without the access flag means that another argument is invalid.
         assert_eq!(register(|_| Some(libc::EINVAL)), Err(Some(libc::EINVAL)));
         let knows_none = |optional| (optional != 0).then_some(libc::EOPNOTSUPP);
         assert_eq!([register(knows_none), register(knows_none)], [Ok(()), Ok(())]);

@@ -3,9 +3,9 @@
 //! # Payload that TCP still reads
 //! Soft-iWARP passes payload of a page or more to TCP without a copy if the request is not
 //! signalled (`siw_prepare_fpdu` in the kernel's siw_qp_tx.c). TCP reads the payload again for a
-//! retransmission, and on one host the receiver reads the sender's pages. Both may happen after a
-//! later, signalled request has reported that the memory is free. So every request of that length
-//! is signalled, and the kernel copies its payload.
+//! retransmission, and if both ends run on one host, the receiver reads the sender's pages. Both
+//! may happen after a later, signalled request has reported that the memory is free. So every
+//! request of that length is signalled, and the kernel copies its payload.
 //!
 //! # A valid offset that libsiw treats as an error
 //! The kernel returns the offset at which a queue is to be mapped, and libsiw treats the offset
@@ -28,12 +28,14 @@ const INVALID_OFFSET: usize = 0x9_0000;
 /// The size of one completion in bytes. In addition, a queue needs a few bytes for its own data.
 const CQE_SIZE: usize = 32;
 
-/// The queue that covers the page. The queue must be dropped before the context.
+/// The queue that covers the page with the invalid offset. The queue must be dropped before the
+/// context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] CompletionQueue);
 
 impl Cover {
-    /// Covers the page. Returns `None` if the cover is not needed or cannot be made. If the cover
-    /// is needed and cannot be made, the device works only with fewer connections.
+    /// Covers the page with the invalid offset. Returns `None` if the cover is not needed or cannot
+    /// be made. If the cover is needed and cannot be made, the device works only with fewer
+    /// connections.
     ///
     /// # Safety
     /// The context must be open, and stay open until the cover is dropped.

@@ -39,7 +39,7 @@ pub(super) struct Hub {
     /// Event queues, keyed by the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
     reactor: OnceLock<AbortHandle>,
-    /// True once the reactor has ended, because its runtime has ended.
+    /// True once the reactor has ended, because its runtime has ended or the channel has failed.
     orphaned: AtomicBool,
     channel: AsyncFd<Arc<Channel>>,
 }
@@ -214,7 +214,8 @@ impl Drop for Subscription {
             return;
         }
         lock(&self.hub.queues).remove(&self.id);
-        // Requests that nobody has taken are destroyed here, together with their subscriptions.
+        // Connect requests that nobody has taken are destroyed here, together with their
+        // subscriptions.
         let events = std::mem::take(&mut lock(&self.queue).events);
         drop(events);
     }

@@ -21,10 +21,10 @@
 //! with a new id. The new id gets its queue before the next event is read, so its events are never
 //! missed.
 //!
-//! Reading some events also moves the id's queue pair to another state in librdmacm. So an id
-//! forgets its queue pair before the queue pair is destroyed, while nobody reads events
-//! ([`CmId::forget_queue_pair`]). The queue pair is destroyed afterwards, which may take long on
-//! Soft-iWARP.
+//! When librdmacm reads certain events of an id, it also moves the id's queue pair to another
+//! state. So an id forgets its queue pair before the queue pair is destroyed, while nobody reads
+//! events ([`CmId::forget_queue_pair`]). The queue pair is destroyed afterwards, which may take
+//! long on Soft-iWARP.
 //!
 //! | state of a hub | events are read by | a wait for an event |
 //! |---|---|---|

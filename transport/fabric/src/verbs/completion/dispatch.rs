@@ -313,8 +313,9 @@ impl<Q: Queue> Dispatch<Q> {
     }
 
     /// Puts a member to sleep until it has a completion that `what` selects. Call this function
-    /// after [`poll`](Self::poll) has drained the queue. Arms the queue unless another member has
-    /// done so, and then polls the queue once more.
+    /// after [`poll`](Self::poll) has drained the queue. If the queue is not armed for those
+    /// completions, and the reactor will not look at the queue by itself, arms the queue and polls
+    /// it once more.
     ///
     /// # Errors
     /// The queue is broken.

@@ -97,7 +97,8 @@ impl CqMember {
             Some(mut dispatch) => {
                 dispatch.poll(*id, busy, max, &mut |completed| taken.push(*completed), wake)
             }
-            // Another task is polling the queue, and puts this end's completions into its inbox.
+            // Another task is polling the queue, and puts this end's completions into the inbox of
+            // this end.
             None => return Ok(Polled { own: 0, drained: true }),
         };
         hand_over(wake, taken, own);

@@ -45,7 +45,7 @@
 //!
 //! A queue pair reserves an entry for each request that it may have posted, because all its
 //! requests complete when it fails. If no queue has room for these entries, another queue is
-//! created with twice the size, up to the limits of the device and of
+//! created with at least twice the size of the largest queue, up to the limits of the device and of
 //! [`LinkConfig::max_cq_entries`](crate::LinkConfig::max_cq_entries). A destroyed queue pair gives
 //! its entries back once its completions have left the queue. If a queue nevertheless overruns, the
 //! device reports the overrun (IBV_EVENT_CQ_ERR), and the connections on the queue end with that

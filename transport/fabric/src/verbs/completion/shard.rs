@@ -33,7 +33,7 @@ pub(super) struct Shard {
     runtime: Id,
     queues: Mutex<Queues>,
     reactor: OnceLock<AbortHandle>,
-    /// True once the reactor has ended, because its runtime has ended.
+    /// True once the reactor has ended, because its runtime has ended or the channel has failed.
     orphaned: AtomicBool,
     channel: AsyncFd<CompChannel>,
     /// The device's asynchronous events. `None` if these events are not available. Failures of
@@ -242,7 +242,7 @@ impl Shard {
         }
     }
 
-    /// Marks the queues as failed whose failure the device reports. If the device itself has
+    /// Marks as failed the queues whose failure the device reports. If the device itself has
     /// failed, marks all of its queues.
     fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
         let Some(events) = &self.events else { return };

@@ -7,8 +7,8 @@
 //! | `enumerate` | all devices and their addresses |
 //! | `routes` | the destinations that the kernel routes from an address |
 //!
-//! rdma-core's libraries are loaded when RDMA is first used. No other function of this provider is
-//! called before [`probe`] has succeeded.
+//! rdma-core's libraries are loaded when RDMA is first used. No function of these libraries is
+//! called before [`probe`] has loaded them.
 
 pub(super) mod attributes;
 pub(super) mod device_list;

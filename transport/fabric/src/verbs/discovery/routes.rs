@@ -143,8 +143,8 @@ fn next_attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, value))
 }
 
-/// The interfaces of a route's next hops, as bytes. An `rtnexthop` has its length in the first two
-/// bytes and the interface in the second four, and attributes follow.
+/// The interfaces of a route's next hops, as bytes. An `rtnexthop` has its length in bytes 0 and 1
+/// and the interface in bytes 4 to 7. Attributes follow.
 fn next_hops(mut hops: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let len = hops.get(..2)?;

@@ -243,8 +243,8 @@ fn modify(
 }
 
 /// The inline length to request after the device refused `wanted`. No attribute of a device gives
-/// the maximum length of inline data: Soft-iWARP takes 80 bytes, and other devices take 96 or 101.
-/// So the length is found by trial, once for each device.
+/// the maximum length of inline data: Soft-iWARP takes 80 bytes, and some other devices take 96 or
+/// 101. So the length is found by trial, once for each device.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
