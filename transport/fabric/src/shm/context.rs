@@ -10,7 +10,8 @@ use crate::shm::same_user::{is_overflow_user, own_user};
 /// The name of every device of this provider.
 pub(super) const NAME: &str = "shm";
 
-/// The landing chunks of a device, and the users with which the device shares memory.
+/// The landing chunks of a device, the rules for lending, and the users with whom the device shares
+/// memory.
 #[derive(Debug)]
 pub(super) struct DeviceContext {
     pub(super) table: Arc<ChunkTable>,

@@ -99,8 +99,8 @@ pub struct ShmLink {
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
     waiting: Waiting,
-    /// Number of polls that found messages in the ring since the socket was last read between such
-    /// polls.
+    /// Number of polls that have found messages in the ring since [`MAX_BUSY_POLLS`] last made the
+    /// link read the socket.
     busy_polls: u32,
     stats: ShmStats,
     /// The reason why the link ends. The link reports this reason once all earlier messages are
@@ -628,7 +628,8 @@ impl Link for ShmLink {
         if let Some(shared) = self.shared.get(&rkey) {
             return Ok(*shared);
         }
-        // The peer counts a chunk until this end reports that the chunk was revoked.
+        // A chunk counts towards the peer's limits until this end reports that the chunk was
+        // revoked.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         if self.shared.len() >= MAX_CHUNKS {
             return Err(
@@ -661,7 +662,7 @@ impl Link for ShmLink {
 
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         self.check_alive()?;
-        // The peer counts a file until this end reports that the file is gone.
+        // A file counts towards the peer's limits until this end reports that the file is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { named, socket, table, revoked, .. } = self;
         match named.share(rkey, (socket, table, revoked)) {
@@ -680,7 +681,7 @@ impl Link for ShmLink {
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         self.check_alive()?;
-        // The peer counts a file until this end reports that the file is gone.
+        // A file counts towards the peer's limits until this end reports that the file is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { lender, socket, table, revoked, .. } = self;
         let Some(lender) = lender else { return Ok(None) };

@@ -51,7 +51,8 @@ const MAX_STRANGER_JOBS: usize = 256;
 const MAX_CLOSING: usize = 256;
 /// Pause before [`MAX_CLOSING`] is checked again.
 const CLOSING_PAUSE: Duration = Duration::from_millis(10);
-/// Pause after the process has run out of descriptors or memory.
+/// Pause after the process has run out of descriptors or memory, and before [`MAX_STRANGER_JOBS`]
+/// is checked again.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener for processes of this host.

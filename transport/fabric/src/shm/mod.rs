@@ -24,20 +24,20 @@
 //! never blocks. So waking a process that is awake costs no system call. Before an end waits, it
 //! polls for a while (`crate::busy_poll`).
 //!
-//! A connection at rest has one descriptor at each end, the socket, and all connections share two
-//! eventfds. Each ring of such a connection has one page. Only the sending end writes to a ring, so
-//! that end frees the other pages when they hold no messages
+//! A connection at rest has one descriptor at each end, the socket, and all connections of a
+//! channel share two eventfds. Each ring of such a connection has one page. Only the sending end
+//! writes to a ring, so that end frees the other pages when they hold no messages
 //! ([`Link::shrink`](crate::Link::shrink)).
 //!
 //! A handshake has three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the
 //! file of both rings, which the accepting end has made, and the number of its runtime. READY
-//! carries the number of the channel that the connecting end has chosen (`wakeup::channels`), and
-//! also the channel's eventfds and page until the accepting end has them. The connecting end sends
-//! at once after READY, because the accepting end already has all that the connection needs. A
-//! process opens no descriptor from a peer before it has checked the peer's ticket. Calls that may
-//! block on such a descriptor run on dedicated threads (`blocking`). In particular, no task opens,
-//! waits for or closes an unknown file: tasks wait only for sockets, and for descriptors that were
-//! found to be eventfds.
+//! carries the number of the channel that the connecting end has chosen (`wakeup::channels`). If
+//! the accepting end does not have this channel yet, READY also carries the channel's eventfds and
+//! page. The connecting end sends at once after READY, because the accepting end already has all
+//! that the connection needs. The accepting end opens no descriptor from a peer before it has
+//! checked the peer's ticket. Calls that may block on such a descriptor run on dedicated threads
+//! (`blocking`). In particular, no task opens, waits for or closes an unknown file: tasks wait only
+//! for sockets, and for descriptors that were found to be eventfds.
 //!
 //! Data in shared memory is as untrusted as a packet. So `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
@@ -95,11 +95,11 @@ use crate::link_config::LinkConfig;
 use crate::shm::context::{DeviceContext, NAME};
 use crate::shm::memory::table::ShmRegistrar;
 
-/// The boot id of the running kernel (random(4)). Two processes with the same boot id can share
+/// The boot id of the running kernel (random(4)). Only processes with the same boot id can share
 /// memory.
 ///
 /// # Errors
-/// /proc is not mounted.
+/// The file in /proc cannot be read.
 pub(crate) fn boot_id() -> Result<String, FabricError> {
     // The id is read once, so that a process that later runs out of descriptors still knows its
     // host.

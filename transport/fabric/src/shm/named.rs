@@ -48,7 +48,7 @@ impl Named {
         }
         let message = Message::Name { key, addr: buffer.addr, len: buffer.len };
         match socket.send(&message.encode(), &[buffer.file.as_fd()]) {
-            // The socket is full, so the buffer is offered later.
+            // The socket is full, so a later call offers the buffer.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(Some(Shared::No));
             }

@@ -13,9 +13,9 @@ use std::collections::HashMap;
 use crate::link_config::Takes;
 use crate::shm::socket::wire::Message;
 
-/// Maximum number of files offered to a peer.
+/// Maximum number of files of one kind that are offered on a link.
 pub(crate) const MAX_FILES: usize = 512;
-/// The maximum total size of the files in bytes. The files take the peer's address space, and
+/// The maximum total size of these files in bytes. The files take the peer's address space, and
 /// memory of the end that offers them.
 pub(crate) const MAX_BYTES: u64 = 1 << 36;
 

@@ -114,7 +114,7 @@ impl Shape {
 /// A rule of the ring that the peer broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingBreach {
-    /// The peer published more messages than there are RECVs, or took messages back.
+    /// The peer published more messages than RECVs are posted, or took messages back.
     #[error("the tail of its SENDs went from {from} to {to}, with {posted} RECVs posted")]
     Tail { from: u64, to: u64, posted: u64 },
     /// A message is longer than a slot.

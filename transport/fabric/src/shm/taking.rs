@@ -28,8 +28,8 @@ pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<Peer
 }
 
 /// A message whose file stays in the socket until the peer owes less
-/// ([`map_debt`](crate::shm::memory::map_debt)). Until then the link reads no later message, and
-/// does not notice that the peer has ended.
+/// ([`map_debt`](crate::shm::memory::map_debt)). Until then the link reads no later message from
+/// the socket, and does not notice that the peer has ended.
 #[derive(Debug)]
 pub(super) struct Deferred {
     pub(super) message: SocketMessage,

@@ -50,8 +50,8 @@ impl Lender {
         self.allowed != Some(false)
     }
 
-    /// Lends bytes if the peer has mapped their file. Offers the file if the peer has not mapped
-    /// it.
+    /// Lends bytes if the peer has mapped their file. Offers the file if it was not offered yet.
+    /// Returns `None` if the bytes are not lent.
     ///
     /// # Errors
     /// The errors of the socket.
@@ -96,7 +96,7 @@ impl Lender {
             self.reader = Some(reader);
         }
         match sent {
-            // The socket is full, so the file is offered later.
+            // The socket is full, so a later call offers the file.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
             Ok(()) => {

@@ -59,7 +59,8 @@ use crate::shm::same_user::{process, still_lives};
 use crate::shm::socket::Socket;
 
 /// Maximum number of descriptors that this process keeps for peers that lend: a quarter of the
-/// usual limit. Beyond this number, no memory is lent on.
+/// usual limit. Beyond this number, this process lends no further memory on, and declines memory
+/// that peers lend on.
 const MAX_KEPT: usize = 256;
 
 /// The size of the thread's stack in bytes.
@@ -72,7 +73,7 @@ type Kept = (PipeReader, Slab<LendableBytes>);
 struct Keeper {
     /// Leases that the thread has not taken yet.
     added: Vec<Kept>,
-    /// The pipe that wakes the thread. `None` until a thread runs.
+    /// The pipe that wakes the thread. `None` while no thread runs.
     thread: Option<PipeWriter>,
 }
 

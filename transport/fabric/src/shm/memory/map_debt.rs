@@ -96,7 +96,8 @@ pub(crate) fn owed(process: PeerProcess) -> u64 {
     debts().owed.get(&process).copied().unwrap_or(0)
 }
 
-/// The cost of a peer's file, which the peer's process owes once the file is unmapped.
+/// The cost of a peer's file. Once the file is unmapped, the peer's process owes this cost, less
+/// the bytes that were used.
 #[derive(Debug)]
 pub(crate) struct MapCost {
     process: PeerProcess,

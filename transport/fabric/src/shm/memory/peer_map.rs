@@ -243,8 +243,8 @@ impl Lent {
 }
 
 /// A mapped file of a peer. No file is mapped twice, except files that several connections may
-/// give. All peers together have a quarter of the process's mappings. A thread that may block
-/// unmaps a file of more than [`UNMAP_HERE`] bytes.
+/// give. All peers together have at most a quarter of the process's mappings. A thread that may
+/// block unmaps a file of more than [`UNMAP_HERE`] bytes.
 #[derive(Debug)]
 pub(crate) struct PeerMap {
     /// `Some` until this value is dropped.
@@ -254,8 +254,8 @@ pub(crate) struct PeerMap {
 }
 
 impl PeerMap {
-    /// Maps a whole file on behalf of a peer of this user. May block, because the descriptor may
-    /// refer to any file.
+    /// Maps a whole file on behalf of a peer that runs as `user`. May block, because the descriptor
+    /// may refer to any file.
     ///
     /// # Errors
     /// The errors of [`Map::whole`]. Also fails if the file is mapped already or there are too many
@@ -270,8 +270,8 @@ impl PeerMap {
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
-    /// Maps a whole file on behalf of a peer of this user, to read bytes that the peer has lent. A
-    /// file that is already mapped in this way is not mapped again. May block, because the
+    /// Maps a whole file on behalf of a peer that runs as `user`, to read bytes that the peer has
+    /// lent. A file that is already mapped in this way is not mapped again. May block, because the
     /// descriptor may refer to any file.
     ///
     /// # Errors
@@ -540,8 +540,7 @@ mod tests {
         }
     }
 
-    /// The attack: all connections offer one file of 64 GiB as a buffer, and a shorter one if that
-    /// is refused.
+    /// The attack: each connection offers a file of 64 GiB as a buffer, and then shorter files.
     #[test]
     fn greedy_leave_address_space_to_others() {
         for greedy in [1, 64, 128, 600, 2046] {

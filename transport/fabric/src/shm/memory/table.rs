@@ -137,14 +137,14 @@ impl ChunkTable {
         Some(memory)
     }
 
-    /// Gives a chunk to a link's peer. Returns `None` if the key does not exist, or if another link
+    /// Gives a chunk to a link's peer. Returns `None` if no chunk has the key, or if another link
     /// has the chunk (R12).
     pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<ShmChunk>> {
         self.share_with(rkey, to, false)
     }
 
-    /// Gives a link's peer access to an application buffer. Returns `None` if the key does not
-    /// exist.
+    /// Gives a link's peer access to an application buffer. Returns `None` if no application buffer
+    /// has the key.
     pub(crate) fn share_named(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<ShmChunk>> {
         self.share_with(rkey, to, true)
     }

@@ -5,11 +5,11 @@
 //! block. A TCP socket with SO_LINGER waits in close(2) until its data is sent, with or without
 //! O_NONBLOCK. A call on a FUSE file waits for the FUSE server. A process that holds another copy
 //! of the descriptor can change such a file at any time. The thread that closes a socket also
-//! closes the descriptors in its queue. A thread that takes a message without room for its
-//! descriptors also closes them. So only these threads call recvmsg(2) with room for descriptors,
-//! make calls on descriptors of unknown kinds, and close such descriptors and every socket whose
-//! other end belongs to a peer. These threads also call munmap(2) on a peer's file if there is much
-//! to unmap, which is slow.
+//! closes the descriptors in its queue. A call that takes a message without room for its
+//! descriptors also closes these descriptors. So only these threads call recvmsg(2) with room for
+//! descriptors, make calls on descriptors of unknown kinds, and close such descriptors and every
+//! socket whose other end belongs to a peer. These threads also call munmap(2) on a peer's file if
+//! there is much to unmap, which is slow.
 //!
 //! A job may never end. Therefore these rules apply:
 //!

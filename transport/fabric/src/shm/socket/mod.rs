@@ -149,8 +149,8 @@ fn receive_fds(socket: &OwnedFd, TakenFds { fds, sender }: &mut TakenFds) -> io:
     Ok(())
 }
 
-/// Reads a message. Returns the length of the message, and whether the message had more descriptors
-/// than the buffer has room for.
+/// Reads a message. Returns the length of the message, and whether the kernel dropped descriptors,
+/// because the buffer has too little room or a descriptor could not be opened.
 fn read(
     socket: &OwnedFd,
     bytes: &mut [u8],

@@ -1,8 +1,8 @@
 //! Messages on the socket, whose layouts are in `docs/protocol.md`.
 //!
-//! The messages of the handshake begin with a magic, which ends with the version. An end that
-//! speaks another version is refused. The refused end finds the version of the other end in the
-//! magic of the answer.
+//! In the messages of the handshake, except READY, a magic follows the kind. The magic ends with
+//! the version. An end that speaks another version is refused. The refused end finds the version of
+//! the other end in the magic of the answer.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;

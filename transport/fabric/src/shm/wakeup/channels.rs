@@ -91,8 +91,8 @@ pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
 }
 
-/// The confirmed peer with this process id, if there is a channel with it and it still lives. As
-/// long as the pidfd shows that the peer lives, no other process has its id.
+/// The confirmed peer with this process id, if there is a channel with this peer and the peer still
+/// lives. As long as the pidfd shows that the peer lives, no other process has its id.
 pub(crate) fn confirmed(pid: u32) -> Option<HostProcess> {
     let channels = lock();
     let mut known = channels.iter().filter(|entry| entry.peer.pid == pid);
@@ -210,7 +210,8 @@ mod tests {
         PeerFiles { event_fds, page: page.unwrap(), page_id, user: 0 }
     }
 
-    /// A peer with this process id. The pidfd is this process's.
+    /// A confirmed peer that claims to be `process`. The pidfd is that of the process that runs
+    /// this test.
     fn peer(process: HostProcess) -> ConfirmedPeer {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();

@@ -116,7 +116,7 @@ pub(super) mod tests {
             assert!(!channel.as_ref().unwrap().has_ended());
         });
         assert!(channel.unwrap().has_ended());
-        // The runtime is gone before the last connection is.
+        // The runtime ends before the last connection.
         let member = runtime().unwrap().block_on(async {
             let channel = WakeChannel::make().unwrap();
             ChannelMember::join(&channel).unwrap()
