@@ -1,5 +1,5 @@
-//! Sleeping and waking over shared memory, tested under loom. Loom tries every interleaving and
-//! every outcome that the memory model allows.
+//! Sleeping and waking over shared memory, tested under loom. Loom tries every interleaving, up to
+//! a limit on preemptions in some tests, and every outcome that the memory model allows.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod atomics {

@@ -129,7 +129,8 @@ async fn regions_are_for_one_peer_while_they_last() {
     assert!(matches!(error, LinkError::Completion { code: 10, .. }), "{error}");
     drop(landing);
     assert!(account.trim() > 0);
-    // This end tells the peer at its next poll, and the peer reads it when it next waits.
+    // This end tells the peer at this end's next poll, and the peer reads the message when it next
+    // waits.
     assert!(s.is_quiet().await);
     for _ in 0..200 {
         assert!(c.is_quiet().await);

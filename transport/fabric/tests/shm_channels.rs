@@ -53,8 +53,8 @@ async fn messages_on_many_connections_take_few_system_calls() {
     few_system_calls().await;
 }
 
-/// The same on a runtime of several threads. Any of them may run the poller, and that thread wakes
-/// others.
+/// The same on a runtime of several threads. Any of these threads may run the poller, and the
+/// thread that does so wakes the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_on_many_connections_take_few_system_calls_of_several_threads() {
     few_system_calls().await;
@@ -374,8 +374,8 @@ async fn a_full_eventfd_ends_its_channel() {
     let mut listener = side.listen();
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     let late = strangers(&mut listener, &side, 2).await;
-    // The read makes the eventfd writable, and this is reported before this thread asks for its
-    // state.
+    // The read makes the eventfd writable. The kernel records this before this thread asks for the
+    // state of the eventfd.
     let event_fd = &late[0].1.peers_event_fd;
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
     overflow(event_fd);

@@ -90,7 +90,7 @@ async fn bytes_are_read_where_they_lie() {
     assert_eq!((me.pool.stats().send, lent_of(&me)), (0, 0));
 }
 
-/// Sixty connections between two processes map each arena once.
+/// The reader maps an arena only once for sixty connections to the same lender.
 #[tokio::test]
 async fn connections_share_what_is_mapped() {
     let (me, you) = (lending(Lending::SameUser), borrowing());
@@ -266,8 +266,8 @@ async fn what_is_lent_on_returns_where_it_came_from() {
 }
 
 /// The attack: a process of the same user asks a proxy for something, and the proxy lends it the
-/// files that contain everything that others have sent to the proxy. The proxy lends nothing of the
-/// owner's, unless both the owner and the process between have asked for that.
+/// files that contain everything that others have sent to the proxy. The proxy lends on none of the
+/// owner's memory, unless the settings of both the owner and the proxy allow it.
 #[tokio::test]
 async fn what_is_lent_is_not_lent_on_unless_both_ask_for_it() {
     for (owner, between) in [

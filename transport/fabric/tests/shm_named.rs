@@ -182,8 +182,8 @@ fn name(key: u32, addr: u64, len: u64) -> Vec<u8> {
     message
 }
 
-/// A peer offers files that are no buffers, or too many buffers, or takes memory back as another
-/// kind than it is.
+/// A peer offers files that are no buffers, or too many buffers, or takes memory back with the
+/// message for another kind of memory.
 #[tokio::test]
 async fn offers_that_lie_end_the_connection() {
     let side = side();
@@ -257,8 +257,8 @@ async fn a_buffer_with_holes_is_declined_and_not_mapped() {
     assert_eq!(rustix::fs::fstat(&sparse).unwrap().st_blocks, 0);
 }
 
-/// Answers to messages that were never sent, keys that were never given, and a buffer that a peer
-/// declines.
+/// A peer may answer offers that were never made, take back keys that were never given, and decline
+/// a buffer.
 #[tokio::test]
 async fn answers_may_be_late_or_no() {
     let me = side();

@@ -163,7 +163,7 @@ async fn many_connections(side: &Side) {
     ends[0].death().await;
 }
 
-/// Each end has two eventfds for all connections of two processes, also if all connect at once. At
+/// Each end has two eventfds for all connections of two processes, even if all connect at once. At
 /// rest it has no descriptor of the page.
 async fn connections_share_eventfds() {
     let me = side();
@@ -728,7 +728,7 @@ fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
     Process::run(unshare)
 }
 
-/// The secret that another client was sent.
+/// The secret that was sent to another client.
 const SECRET: &[u8] = b"what was sent to another client";
 
 /// Runs as the first process of a PID namespace, and looks for the secret in the memory that is

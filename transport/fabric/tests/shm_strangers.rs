@@ -99,7 +99,7 @@ async fn rings_that_cannot_be_used_are_named() {
         let (told, server) = tokio::sync::oneshot::channel();
         std::thread::spawn(move || {
             let _ = told.send(server_with(&listener, &fds, None));
-            // This thread may be the last to close the descriptors, and then it has to wait.
+            // This thread may be the last to close the descriptors, and then the close may block.
             drop(fds);
         });
         let connected = tokio::time::timeout(TIMEOUT, connecting.connect(&addr)).await;
@@ -453,7 +453,7 @@ fn resident(name: &str) -> u64 {
 }
 
 /// Pages of a peer's file are neither allocated nor counted to this process before they are
-/// written, also after the peer has removed pages.
+/// written, even after the peer has removed pages.
 #[tokio::test]
 async fn a_peers_memory_is_its_own_until_it_is_written() {
     const LEN: u64 = 64 << 20;
@@ -472,7 +472,7 @@ async fn a_peers_memory_is_its_own_until_it_is_written() {
         let src = WriteSource::Any(vec![7; len].into());
         end.queue(Work::Write { src, remote_addr: 0x10000 + offset, rkey: 1 }, false).unwrap();
     };
-    // Blocks of 512 bytes, and resident KiB.
+    // The numbers of blocks of 512 bytes and of resident KiB that this many pages have.
     // SAFETY: sysconf takes no pointer.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
     let of = |pages: usize| ((pages * page / 512) as i64, (pages * page / 1024) as u64);

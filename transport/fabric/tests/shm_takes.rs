@@ -43,7 +43,8 @@ fn lendable() -> Vec<OwnedFd> {
     vec![file, std::io::pipe().unwrap().1.into()]
 }
 
-/// A stranger that says it takes `its`, and the end of a connection that it has entered.
+/// A stranger that claims to take the kinds of memory in `its`, and the end of a connection that
+/// the stranger has entered.
 async fn entered(side: &Side, own: Takes, its: u8) -> (Arc<Stranger>, End) {
     let mut listener = side.listen();
     let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));

@@ -188,8 +188,8 @@ impl SimEnd {
         self.lock().has_received
     }
 
-    /// Takes up to `budget` arrivals and registers the waker. Also returns whether the end is
-    /// closed.
+    /// Takes up to `budget` arrivals and registers the waker. Also returns the reason why the
+    /// connection has ended at this end, if it has ended.
     pub(super) fn arrivals(
         &self,
         waker: &Waker,

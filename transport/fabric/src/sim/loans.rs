@@ -67,7 +67,8 @@ impl Loans {
         }
     }
 
-    /// Returns the memory that the other end reads, or `None` if this memory is not lent.
+    /// Returns the memory that the other end reads, or `None` if this memory is not lent or is
+    /// already being read.
     pub(super) fn borrow(&self, lent: Lent, len: u32, returns: &Arc<Returns>) -> Option<Bytes> {
         let loan = lock(&self.0).1.get(&lent.lease).cloned()?;
         let is_there = (loan.bytes.key(), loan.bytes.addr(), loan.bytes.len())

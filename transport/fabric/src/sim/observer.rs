@@ -23,7 +23,7 @@ pub enum Event<'a> {
         end: EndId,
         /// The name of the end's device.
         device: &'a str,
-        /// RECVs posted.
+        /// Number of RECVs that were posted.
         recv_slots: u32,
         /// The size of each RECV in bytes.
         bytes: u32,

@@ -23,7 +23,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
-/// Long enough for a busy machine. No test waits for it to expire.
+/// A timeout that is long enough for a busy machine. No test waits for it to expire.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn config() -> LinkConfig {
@@ -261,7 +261,7 @@ pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
     (s, c)
 }
 
-/// Gives the peer access to landing memory and tells it so. It may WRITE from then on.
+/// Gives the peer access to landing memory, and tells the peer. The peer may WRITE from then on.
 pub async fn grant(s: &mut End, c: &mut End, rkey: u32) {
     s.link.share(rkey).unwrap();
     s.send(31, b"granted").await;
@@ -446,8 +446,8 @@ pub async fn short_recvs_make_way_for_extra_ones(server: &Side, client: &Side) {
     }
 }
 
-/// If the pool has little memory to spare, only a part of the extra RECVs is posted. If it has
-/// none, no extra RECV is posted.
+/// If the pool has little memory to spare, only a part of the extra RECVs is posted. If the pool
+/// has no memory to spare, no extra RECV is posted.
 pub async fn extra_recvs_take_what_the_pool_can_spare(server: &Side, client: &Side) {
     let config = LinkConfig {
         recv_slots: 4,
@@ -520,7 +520,7 @@ fn message(i: usize, round: u8) -> BytesMut {
     pattern(1 + i * 41, round)
 }
 
-/// Sizes around the inline limit, one by one and mixed in a batch.
+/// SENDs of sizes around the inline limit arrive, sent one by one and mixed in a batch.
 pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let inline = c.link.caps().max_inline;
@@ -594,8 +594,8 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     }
 }
 
-/// Landed data is sent on from where it lies, under a local key of the device. Short pieces go
-/// inline, long pieces do not.
+/// Landed data is sent on from where it lies, under a local key of the device. Short pieces are
+/// sent inline, and long pieces are not.
 pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let len = 64 << 10;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 
 use libtest_mimic::{Arguments, Trial};
 
-/// Starts this program again with these environment variables.
+/// A second process, and the lines that it prints.
 pub struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,

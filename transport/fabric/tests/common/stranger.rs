@@ -37,7 +37,7 @@ pub const DECLINED: u8 = 12;
 pub const UNLEND: u8 = 13;
 pub const NAME: u8 = 14;
 pub const UNNAME: u8 = 15;
-/// LEND and NAME.
+/// The byte in HELLO and ACCEPT with which an end accepts LEND and NAME.
 pub const TAKES_ALL: u8 = 3;
 /// Offsets in a ring of at least 8 slots.
 pub const TAIL: u64 = 0;
@@ -250,7 +250,7 @@ impl Stranger {
     }
 
     fn with(socket: OwnedFd) -> Stranger {
-        // With the timeouts a test fails that would otherwise hang.
+        // The timeouts make a test fail that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
         static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
@@ -340,7 +340,7 @@ impl Stranger {
             let message = this.ready(this.number);
             this.send(&message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
-            // This thread may be the last to close the descriptors, and then it has to wait.
+            // This thread may be the last to close the descriptors, and then the close may block.
             drop(fds);
         });
         entered.await.unwrap()

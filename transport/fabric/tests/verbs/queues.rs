@@ -76,7 +76,7 @@ async fn links_have_no_descriptors_of_their_own() {
     assert_eq!(self::descriptors(), descriptors);
 }
 
-/// These pairs exchange messages while other pairs end in every possible way.
+/// Some pairs exchange messages while other pairs end in every possible way.
 #[tokio::test]
 async fn a_link_that_dies_takes_no_other_with_it() {
     let _turn = TURN.lock().await;

@@ -78,7 +78,7 @@ pub struct SimLink {
     waker: Option<Waker>,
     /// The peer's leases that this end no longer reads.
     returns: Option<Arc<Returns>>,
-    /// The key of the memory that the peer was last asked to map.
+    /// The key of the memory, if the last call of `lend` found that the peer had not mapped it yet.
     mapping: Option<u32>,
     /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
@@ -578,7 +578,7 @@ impl Link for SimLink {
         }
         let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
         // If nobody waits for a SEND, its completion wakes nobody, as on a device. The completion
-        // is reported together with later completions.
+        // is reported with the next message.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
