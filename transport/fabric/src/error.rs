@@ -59,12 +59,13 @@ impl fmt::Display for Verb {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// This build has no such provider: RDMA needs Linux and the feature `verbs`.
+    /// This build does not have the provider: RDMA needs Linux and the feature `verbs`, and shared
+    /// memory needs Linux and the feature `shm`.
     #[error(
         "no RDMA on this platform: this build has no verbs provider (it needs Linux and the feature `verbs`)"
     )]
     Platform,
-    /// rdma-core is not installed.
+    /// A library of rdma-core cannot be loaded, usually because rdma-core is not installed.
     #[error(
         "{name} cannot be loaded: {dlerror}; install rdma-core (Debian: ibverbs-providers and librdmacm1)"
     )]
@@ -90,7 +91,7 @@ pub enum FabricError {
     /// This host has no RDMA device.
     #[error("no RDMA device on this host (`rdma link` would list it)")]
     NoDevice,
-    /// The kernel has no RDMA connection manager for user space.
+    /// The kernel's RDMA connection manager for user space is missing or cannot be used.
     #[error(
         "the connection manager cannot be used: {source}; /dev/infiniband/rdma_cm must exist (modprobe rdma_ucm) and be accessible"
     )]
@@ -258,7 +259,8 @@ impl fmt::Display for ConnectStep {
     }
 }
 
-/// A connection was not established. Everything that was created for the connection has been freed.
+/// A connection was not established. Everything that was created for the connection is freed, over
+/// verbs on another thread that may still be at work.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -140,7 +140,7 @@ async fn many_connections(side: &Side) {
     let before = event_fds_and_memfds();
     let addr: ShmAddr = std::env::var(ADDR).expect(ADDR).parse().unwrap();
     let addr = Addr::from(addr);
-    // All attempts run at once, because each is polled in turn.
+    // All attempts run at once: each of them is polled in turn.
     let mut connecting: Vec<_> = (0..MANY).map(|_| Box::pin(side.connect(&addr))).collect();
     let mut ends = Vec::new();
     std::future::poll_fn(|cx| {
@@ -354,8 +354,8 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
     closed(before).await;
 }
 
-/// The pool may not be lent, but the application memory may. The other process maps only the one
-/// file, read-only, and cannot map it for writing.
+/// The pool may not be lent, but the application memory may. The other process maps only the file
+/// that holds this memory, read-only, and cannot map it for writing.
 async fn registered_memory_is_all_that_a_peer_maps() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let me = Side::new(fabric);

@@ -480,7 +480,7 @@ async fn a_peers_memory_is_its_own_until_it_is_written() {
     assert_eq!((blocks(), resident("hoard")), of(1), "one page for one byte");
     write(LEN / 2, 40_960);
     assert_eq!((blocks(), resident("hoard")), of(1 + 40_960_usize.div_ceil(page)));
-    // After another removal, again no more than is sent.
+    // After another removal, again only the pages that are written are allocated.
     fallocate(&landing, punch, 0, LEN).unwrap();
     write(0, 4096);
     assert_eq!((blocks(), resident("hoard")), of(1));
@@ -736,7 +736,7 @@ async fn what_peers_pass_holds_up_nobody() {
         stranger.greet();
         let (incoming, config) = (arrival(&mut listener).await, config());
         let accept = async {
-            // Fails at once, or waits until all descriptors that cannot be opened are gone.
+            // Fails at once, or waits until all descriptors that cannot be opened are closed.
             incoming.accept(&config, &side.pool, b"", TIMEOUT * 10).await.map(drop).unwrap_err();
             std::future::pending::<()>().await;
         };

@@ -32,7 +32,7 @@ impl Machine for Fake {
     }
 }
 
-/// The limit of [`LinkConfig`](crate::LinkConfig).
+/// The default of [`LinkConfig::busy_poll_limit`](crate::LinkConfig::busy_poll_limit).
 fn limit() -> Duration {
     crate::LinkConfig::default().busy_poll_limit
 }

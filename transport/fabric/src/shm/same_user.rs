@@ -83,9 +83,10 @@ impl Candidate {
         (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
     }
 
-    /// Returns the peer if the peer is in this process's PID namespace. `sender` is the sender of a
-    /// message that was sent since the candidate was created. `known` returns the living process
-    /// with this id, if it was confirmed before.
+    /// Returns the peer if it lives, is in this process's PID namespace and, if that has to be
+    /// checked, is the sender of the message. `sender` is the sender of a message that was sent
+    /// since the candidate was created. `known` returns the living process with this id, if it was
+    /// confirmed before.
     pub(super) fn confirm(
         self,
         sender: Option<u32>,

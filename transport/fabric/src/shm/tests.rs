@@ -18,7 +18,7 @@ fn golden() -> Golden {
     Golden::parse(include_str!("../../golden/socket.txt"))
 }
 
-/// The bytes of all values differ, so that no two fields can be mistaken for each other.
+/// All values in a message differ, so that no two of its fields can be mistaken for each other.
 fn cases() -> Vec<(&'static str, Message)> {
     let shape = Shape { slots: 0x0102, slot_size: 0x0140 };
     let takes = Takes { lent: true, named: false };

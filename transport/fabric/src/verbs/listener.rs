@@ -171,8 +171,8 @@ impl VerbsIncoming {
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
     /// # Errors
-    /// Memory or a queue pair is missing, and the request is rejected. Or the peer did not complete
-    /// the connection in time.
+    /// Memory or a queue pair cannot be allocated, and the request is rejected. Or the connection
+    /// failed, or the peer did not complete it in time.
     pub async fn accept(
         mut self,
         config: &LinkConfig,

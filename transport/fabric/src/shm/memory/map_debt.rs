@@ -1,7 +1,7 @@
 //! Charges the processor time that peers' files cost to the process that gives them (R19).
 //!
-//! Checking, mapping and unmapping a file takes this process's time for each page, and costs the
-//! peer one short message. The number and length of mapped files are limited, so a peer that wants
+//! Checking, mapping and unmapping a file costs this process time for each page, and costs the peer
+//! only one short message. The number and length of mapped files are limited, so a peer that wants
 //! to use up more time has to take files back and give new files. A file that the peer takes back
 //! unused, or that could not be mapped, is a debt of the peer's process:
 //!

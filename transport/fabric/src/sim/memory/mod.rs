@@ -45,8 +45,8 @@ impl fmt::Debug for RegionTable {
     }
 }
 
-/// Returns the remote key for a local key. The two keys differ, so that a confusion of them is
-/// noticed. The factor is odd, so that no two lkeys share an rkey.
+/// Returns the remote key for a local key. The two keys differ, so that code that confuses them
+/// fails. The factor is odd, so that no two lkeys share an rkey.
 fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }

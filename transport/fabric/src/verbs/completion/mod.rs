@@ -14,7 +14,7 @@
 //! completions and puts the completions of other queue pairs into their inboxes. There are two
 //! kinds of pollers: links, whose drivers poll when they run, and the reactor, a task that waits
 //! for the channel. So a driver that polls gets its messages directly. A message for a driver that
-//! sleeps takes one more wake-up, of a task on the same thread.
+//! sleeps first wakes the reactor, which then wakes the driver's task on the same thread.
 //!
 //! **A sleeping member misses no completion as long as the queue is armed for the completions that
 //! wake the member, or the reactor is looking.** No step relies on the polls of another member,

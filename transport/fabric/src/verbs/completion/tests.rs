@@ -526,8 +526,8 @@ fn the_length_is_read_of_received_messages_alone() {
     let read = |wr_id: u64, status: u32| {
         let mut wc = MaybeUninit::<rdma_sys::ibv_wc>::uninit();
         let at = wc.as_mut_ptr();
-        // SAFETY: the fields lie in `wc`. Only those are written that verbs defines for an
-        // error, and the length.
+        // SAFETY: the fields lie in `wc`. Only the fields that verbs defines for an error, and the
+        // length, are written.
         unsafe {
             (&raw mut (*at).wr_id).write(wr_id);
             (&raw mut (*at).status).write(status);

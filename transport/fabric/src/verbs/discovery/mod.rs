@@ -24,7 +24,8 @@ use tonic_rdma_memory::PerProcess;
 
 use crate::error::FabricError;
 
-/// The directory of the kernel's class of RDMA devices. Every RDMA driver creates this directory.
+/// The directory of the kernel's class of RDMA devices. Loading any RDMA driver creates this
+/// directory.
 const CLASS: &str = "/sys/class/infiniband_verbs";
 
 /// Whether the device has a network interface that this process can see. IPoIB gives an InfiniBand

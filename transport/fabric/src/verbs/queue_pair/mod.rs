@@ -150,8 +150,8 @@ fn with_queue_pair<T>(
 pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
-    /// The member is dropped after the queue pair. If the queue pair cannot be destroyed, it may
-    /// still complete work, and the member is never dropped.
+    /// The member is dropped after the queue pair is destroyed. If the queue pair cannot be
+    /// destroyed, it may still complete work, and the member is never dropped.
     pub(crate) cq: ManuallyDrop<CqMember>,
     pub(crate) id: CmId,
     /// The longest payload that may be inline.
