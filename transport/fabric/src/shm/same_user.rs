@@ -3,7 +3,7 @@
 //! A peer that passes the check gets a wake-up channel with this process (`wakeup::channels`). The
 //! peer may fill the channel's page with bits, so that a task of this process keeps running. This
 //! adds no danger, because the peer could also occupy the processor with a loop. A peer that passes
-//! the check also gets lent memory if the program lends to the peer's user (`lend::Permit`),
+//! the check also receives lent memory if the program lends to the peer's user (`lend::Permit`),
 //! because the peer could read all of this process's memory in any case. The check requires the
 //! same user and the same PID namespace. A process of a child namespace has no number for this
 //! process, even though this process sees that process.

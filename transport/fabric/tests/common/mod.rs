@@ -379,7 +379,8 @@ pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
         exchange(&mut c, &mut s, most, round).await;
 
         s.link.shrink().unwrap();
-        // Some of the posted RECVs are initial ones, and those still on the ring are revived.
+        // Some of these messages fill initial RECVs, so only some of the extra RECVs are removed.
+        // `grow` posts those again.
         exchange(&mut c, &mut s, least + 2, round).await;
         let revived = s.link.grow(&server.pool).unwrap();
         assert!((1..recv_extra).contains(&revived), "{revived}");

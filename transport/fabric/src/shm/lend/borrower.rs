@@ -246,7 +246,8 @@ impl AsRef<[u8]> for Borrowed {
         // seals already forbade removing any. This process does not write to the bytes. The peer
         // must not write to them until the lease is returned (R8). A peer that does so can only
         // spoil its own message, and `Landed` hides the bytes from all code that would rely on
-        // them. The application may see the bytes, and its documentation warns about such peers.
+        // them. The application may see the bytes, and the documentation for applications warns
+        // about such peers.
         unsafe { std::slice::from_raw_parts(start.add(self.at), self.len) }
     }
 }

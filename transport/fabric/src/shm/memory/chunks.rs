@@ -10,7 +10,7 @@
 //! The limits suffice for a peer that leases all of its landing memory to one connection, in chunks
 //! of the usual size and a few chunks of other sizes. [`MAX_CHUNK_BYTES`] is also the limit that an
 //! end imposes on itself as [`Caps::max_landing`](crate::Caps::max_landing). A peer that keeps
-//! giving chunks and taking them back unused only costs this end time, so this end ends the
+//! giving chunks and taking them back unused costs this end time for nothing, so this end ends the
 //! connection.
 
 use std::collections::HashMap;

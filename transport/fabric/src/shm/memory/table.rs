@@ -205,7 +205,7 @@ impl Drop for ShmRegistration {
 // SAFETY: each loan looks its key up in the table, and dropping the Registration removes the key
 // from the table. A peer that had the key keeps at most its own mapping. The pool takes the pages
 // out of the file before it unmaps the file, and never uses the file again. An application buffer
-// that stays registered stays in such a mapping, and its documentation says so.
+// that stays registered stays in such a mapping, and the documentation of these buffers says so.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {
         false
