@@ -243,8 +243,8 @@ impl ConnectionState {
     }
 }
 
-/// Returns the reason why a peer that lacks memory takes no new calls on the connection. `text` is
-/// the peer's own reason, and begins with the reason's code.
+/// Returns the reason why a peer that has run out of a resource takes no new calls on the
+/// connection. `text` is the peer's own reason, and begins with the reason's code.
 fn limit_of_peer(text: &str) -> Reason {
     let named = text.split_once(": ").and_then(|(name, detail)| {
         let code = ReasonCode::from_name(name)?;

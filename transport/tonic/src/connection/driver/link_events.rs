@@ -13,7 +13,8 @@ use crate::connection::state::ConnectionState;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Number of polls for the completion of a connection's last message, after the driver was dropped.
+/// Maximum number of polls for the completion of a connection's last message, after the driver was
+/// dropped.
 const GOODBYE_POLLS: usize = 1000;
 
 impl ConnectionState {
@@ -111,8 +112,9 @@ impl ConnectionState {
     }
 }
 
-// The memory below belongs to the thread and serves all connections. So the memory stays in the
-// cache when thousands of connections take turns, and a connection at rest keeps no such memory.
+// Each thread has its own list and buffer, which serve all connections on that thread. So this
+// memory stays in the cache when thousands of connections take turns, and a connection at rest
+// keeps no such memory.
 
 thread_local! {
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };

@@ -34,8 +34,8 @@ use crate::path::reason::{Reason, ReasonCode};
 
 /// Maximum number of rounds in one turn. After a turn, other tasks run.
 const MAX_ROUNDS: usize = 16;
-/// While streams are open, metrics are recorded once in this number of rounds, and when timers
-/// expire.
+/// While streams are open, metrics are recorded in the first round without completions after this
+/// number of rounds, and when timers expire.
 const MAX_UNRECORDED: usize = 64;
 
 /// An event that the driver passes to the client or the server that runs the driver.
@@ -46,8 +46,8 @@ pub(crate) enum Turn {
     Rest,
 }
 
-/// Runs a connection until it has ended, and returns the reason. `serve` receives the streams that
-/// the peer opens, and `drain` requests an orderly end. On return the queue pair is destroyed, and
+/// Runs a connection until it has ended, and returns the reason. `serve` receives each [`Turn`].
+/// The completion of `drain` requests an orderly end. On return the queue pair is destroyed, and
 /// landing memory is free or queued for the pool's thread to free.
 pub(crate) async fn drive(
     shared: Arc<SharedConnection>,
@@ -92,7 +92,7 @@ struct Driver {
 }
 
 /// Ends the connection when the driver is dropped, for example with its runtime. The teardown tells
-/// the peer, and leaves no memory in use by the device.
+/// the peer if that costs the peer no call, and leaves no memory in use by the device.
 struct Teardown(Arc<SharedConnection>);
 
 impl Drop for Teardown {
@@ -143,7 +143,7 @@ impl Driver {
             drop(state);
 
             if graced {
-                // Run the driver again after all other tasks.
+                // Run the driver again after the other tasks have had a turn.
                 cx.waker().wake_by_ref();
             }
 
@@ -171,8 +171,9 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Takes the streams that the peer has opened. Leaves out calls that were reset, and all calls
-    /// if the connection has ended. The calls that are left out never begin.
+    /// Takes the streams that the peer has opened, to serve them. Returns the streams whose calls
+    /// never begin: those that were reset, or all streams if the connection has ended. The caller
+    /// must drop these streams after releasing the lock.
     #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();

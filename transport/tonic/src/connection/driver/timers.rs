@@ -3,8 +3,8 @@
 //! A connection has one timer. The timer is set for the earliest of the protocol's time limits, the
 //! waits for landing memory, and the turns that return memory at rest. The timer is set again only
 //! after it has expired, or when an earlier deadline may have appeared, because most deadlines are
-//! replaced by later deadlines long before they expire. A connection at rest sets no timer if its
-//! link reports the peer's end.
+//! replaced by later deadlines long before they expire. After its last turn at rest, a connection
+//! sets no timer if its link reports the peer's end and keep-alive does not ping idle connections.
 //!
 //! | life | event | next |
 //! |---|---|---|
@@ -39,7 +39,8 @@ pub(super) struct Timers {
     rest_turns: RestTurns,
 }
 
-/// The states of the heartbeat. When the state changes, an earlier deadline may appear.
+/// The states of the heartbeat. When the state `Asks` or `Rests` ends, an earlier deadline may
+/// appear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heartbeat {
     Waits,
@@ -182,7 +183,7 @@ const TURNS: u32 = 8;
 /// | turns left | the timer expires | to |
 /// |---|---|---|
 /// | 0 | not at rest | 0 |
-/// | n | not at rest | 0, and memory counts as used at the next rest |
+/// | more than 0 | not at rest | 0, and memory counts as used at the next rest |
 /// | any | at rest, memory has been used | [`TURNS`] |
 /// | n | at rest, no memory has been used | n - 1 |
 #[derive(Debug, Default)]
@@ -198,8 +199,8 @@ impl RestTurns {
     /// is the number of uses of memory so far.
     fn expired(&mut self, now: std::time::Instant, at_rest: bool, used: u64) {
         if !at_rest && self.left > 0 {
-            // A message that used no memory has ended the rest, so the remaining turns are still
-            // necessary.
+            // The rest has ended before its last turn. Begin all turns again at the next rest, even
+            // if no memory was used until then.
             self.used = u64::MAX;
         }
         self.left = match (at_rest, used == self.used) {
@@ -225,8 +226,8 @@ impl RestTurns {
     }
 }
 
-/// A link that is being destroyed. If the destruction takes long, it runs on a thread that may
-/// block. The peer may write until the link is destroyed, so the connection keeps its landing
+/// A link that is being destroyed. If the destruction may block, it runs on a thread where blocking
+/// is allowed. The peer may write until the link is destroyed, so the connection keeps its landing
 /// memory until then (R9).
 pub(super) struct Destroying {
     /// The link, or `None` once it is destroyed. The lock is held while a thread destroys the link.

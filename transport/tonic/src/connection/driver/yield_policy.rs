@@ -1,10 +1,10 @@
 //! Decides how the driver yields while more is left to copy.
 //!
 //! On a runtime with one thread, the driver yields to all other work, including sockets and timers,
-//! because another connection's doorbell may have been rung. For a task that yields
-//! ([`tokio::task::yield_now`]), tokio polls sockets and timers when no other task can run, and
-//! otherwise once in `event_interval` (61) polls of tasks. If some task can always run, tokio polls
-//! sockets and timers too seldom, so the policy measures the time:
+//! because another connection's doorbell may have been rung. A task that yields by
+//! [`tokio::task::yield_now`] runs again after tokio has polled sockets and timers. tokio polls
+//! them when no other task can run, and otherwise once in `event_interval` (61) polls of tasks. If
+//! some task can always run, the driver may wait too long, so the policy measures the wait:
 //!
 //! | state | event | next state |
 //! |---|---|---|
