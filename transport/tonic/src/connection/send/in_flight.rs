@@ -130,9 +130,9 @@ impl InFlight {
         !matches!(self.state, Slots::All | Slots::Fixed)
     }
 
-    /// Records that the connection has been at rest for a while. Returns true if completions are
-    /// outstanding that no queued work reports. A message must then be sent before the link can
-    /// return memory.
+    /// Records that the connection has been at rest for a while. Returns true if the link is to
+    /// return memory while work is still in flight. A message must then be sent, whose completion
+    /// also covers this work.
     pub(crate) fn rest(&mut self) -> bool {
         self.state = match self.state {
             Slots::Few | Slots::Wanted => Slots::Few,

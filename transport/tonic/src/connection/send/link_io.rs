@@ -114,7 +114,7 @@ impl LinkIo {
         }
     }
 
-    /// Posts RECVs in pool memory, and returns their number.
+    /// Posts further RECVs in pool memory, and returns their number.
     pub(crate) fn grow_recvs(&mut self) -> Result<u32, LinkError> {
         self.link.as_mut().map_or(Ok(0), |link| link.grow(&self.pool))
     }
@@ -136,8 +136,8 @@ impl LinkIo {
         }
     }
 
-    /// Counts the uses of memory that must be returned later: landing memory, staging, and RECVs if
-    /// their number changes.
+    /// Counts the uses of memory that must be returned later: landing memory, staging, and the
+    /// extra RECVs and SEND slots of a busy connection, if their number changes.
     pub(crate) fn memory_used(&self, stats: &Stats) -> u64 {
         let calls = if self.any_memory { 0 } else { stats.streams };
         stats.writes + stats.grants_given + calls
@@ -279,8 +279,8 @@ impl LinkIo {
         let (short, waits) = (conn.stats().short_sent(), conn.waits_to_write());
         copies.flushed(&flush, short, waits);
         tasks.work += turn::copies(flush.bytes());
-        // Wake the driver, so that it polls for the answer. It also decides about the bytes to lend
-        // of streams that began because other streams ended in the posted messages.
+        // Wake the driver, so that it polls for the answer. The driver also lends the bytes of
+        // streams that began because the posted messages ended other streams.
         if posted && (!copies.has_backlog() && link.is_eager() || conn.has_queued_lends()) {
             tasks.wake_driver();
         }

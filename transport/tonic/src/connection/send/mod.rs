@@ -20,8 +20,8 @@ use crate::codec::BodyChunk;
 use crate::connection::send::link_io::LinkIo;
 use crate::telemetry::stats::Copied;
 
-/// Up to this many consecutive bytes between the segments of a message count as framing and not as
-/// payload.
+/// Maximum length in bytes of a segment that counts as framing, and not as payload, in a message
+/// that the codec has split.
 const FRAMING: usize = 256;
 /// Minimum length in bytes of a segment that is lent. Shorter segments are copied, because
 /// returning a lease takes a message, and a copy does not. Lending costs less at 64 KiB
@@ -29,7 +29,7 @@ const FRAMING: usize = 256;
 const MIN_LENT: usize = 32 * 1024;
 
 impl LinkIo {
-    /// Turns a chunk into a payload, and counts the copies that it needs.
+    /// Turns a chunk into a payload, and counts the copies that sending this payload needs.
     pub(crate) fn payload(
         &self,
         chunk: BodyChunk,
@@ -72,8 +72,8 @@ impl LinkIo {
         payload
     }
 
-    /// Lends the bytes that the protocol has to send, if the pool and the peer allow it. Other
-    /// bytes are sent in another way, or wait until the peer has mapped their memory.
+    /// Lends the bytes that the protocol proposes to lend, if the pool and the peer allow it. Bytes
+    /// whose memory the peer is still mapping wait. All other bytes are sent in another way.
     fn lend(&mut self, conn: &mut Connection) -> Result<(), LinkError> {
         conn.retry_lends();
         while let Some((stream, bytes)) = conn.poll_lend() {

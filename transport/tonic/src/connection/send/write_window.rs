@@ -8,7 +8,7 @@
 //! | on | window |
 //! |---|---|
 //! | a completion leaves nothing in flight while payload waits | doubled, up to [`MAX`] |
-//! | [`CALM`] completions in a row leave WRITEs in flight | reduced by a quarter, but not below [`FIRST`] |
+//! | [`CALM`] completions have left WRITEs in flight since a row of this table last applied | three quarters of its size, but at least [`FIRST`] |
 //! | a SEND with a short message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
 //! The completions of a busy link show how much the link carries. A fast link therefore keeps a
@@ -40,8 +40,8 @@ const CALM: u32 = 64;
 pub(crate) struct WriteWindow {
     size: usize,
     calm: u32,
-    /// When the link became busy with WRITEs, and the number of bytes that have completed since
-    /// then.
+    /// When the current measurement began, and the number of bytes that have completed since then.
+    /// `None` while nothing is measured.
     busy: Option<(Instant, usize)>,
     /// Bytes that the link carries in [`WAIT`]. 0 if unknown.
     carries: usize,
@@ -240,7 +240,7 @@ mod tests {
     fn completions_that_are_seen_late_are_measured_with_those_behind_them() {
         let (mut window, mut now) = (WriteWindow::default(), Instant::now());
         window.completed(1, 1, true, || now);
-        // At 25 Gb/s, two halves of a window complete together, one after the other.
+        // At 25 Gb/s, the completions of two halves of a window are seen 1 us apart.
         for _ in 0..400 {
             let half = window.half();
             now += Duration::from_nanos((half * 2 * 1000 / 3125) as u64 - 1000);
