@@ -12,9 +12,9 @@ use crate::land_in::allocators::Allocators;
 /// Bytes of a staging block, which is the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread, limited to half of the landing memory. With much landing
-/// memory, a single message may be longer: up to a quarter of the landing memory, and at most
-/// [`MAX_WHOLE`]. A longer message lands in parts.
+/// Maximum number of bulk bytes that a stream may have unread. The limit is half of the landing
+/// memory if that is less. With much landing memory, a single message may be longer: up to a
+/// quarter of the landing memory, and at most [`MAX_WHOLE`]. A longer message lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
@@ -101,8 +101,8 @@ impl ConnectionConfig {
     /// all RECVs are posted from the start, outside the control memory. One SEND slot is then
     /// enough, because the link does work at the moment when the work is queued.
     ///
-    /// `pinned` is the number of bytes that the connection may pin, including control memory. At
-    /// least [`MIN_LANDING`] of these bytes are for landing.
+    /// `pinned` is the number of bytes that the connection may pin, including control memory. This
+    /// limit does not reduce landing memory below [`MIN_LANDING`].
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
         let shape = SHAPES
@@ -148,7 +148,8 @@ impl ConnectionConfig {
         }
     }
 
-    /// Sets when a device sends a packet again, and how often.
+    /// Sets the time after which a device sends an unacknowledged packet again, and how many times
+    /// it does so.
     pub(crate) fn ack(&mut self, timeout: Option<Duration>, retries: Option<u8>) {
         if let Some(timeout) = timeout {
             self.link.ack_timeout = timeout;

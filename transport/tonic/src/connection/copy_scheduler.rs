@@ -10,7 +10,7 @@
 //! | state | event | next state | decision |
 //! |---|---|---|---|
 //! | Continuous | a flush of the driver | Continuous | copy |
-//! | Interleaved(n) | a flush of the driver that woke a task | Yielded(n) | messages only |
+//! | Interleaved(n) | a flush of the driver, after it made a task ready | Yielded(n) | messages only |
 //! | Interleaved(n) | another flush of the driver | Interleaved(n) | copy |
 //! | Yielded(n) | a flush of the driver | Interleaved(n) | copy |
 //! | any | a flush of a call, behind a backlog | the same | messages only |
@@ -18,11 +18,12 @@
 //! | any | a flush has copied, short bytes were sent since the last copy | Interleaved([`PIECES`]) or Yielded([`PIECES`]) | |
 //! | Interleaved(n), Yielded(n) | a flush has copied, no short bytes were sent | n - 1, Continuous at 0 | |
 //!
-//! A flush that leaves bytes to copy leaves a backlog. The driver then continues:
+//! Bytes that a flush leaves to copy are a backlog. After each flush, the driver continues as
+//! follows:
 //!
 //! | state | backlog | decision |
 //! |---|---|---|
-//! | Continuous | yes | flushes again, up to [`MAX_FLUSHES`] times in a turn, then yields |
+//! | Continuous | yes | flushes again, until it has flushed [`MAX_FLUSHES`] times in the turn, then yields |
 //! | Interleaved, Yielded | yes | yields |
 //! | any | no | waits |
 //!
@@ -43,14 +44,15 @@ use std::task::{Context, Poll};
 
 use tonic_rdma_fabric::turn;
 
-/// Approximate number of bytes that one flush copies while it holds the connection's lock (R13).
+/// Approximate maximum number of bytes that one flush copies while it holds the connection's lock
+/// (R13).
 const MAX_COPY: usize = 128 * 1024;
 /// Maximum length of one WRITE in bytes. After each WRITE, the flush checks for a message from the
 /// peer.
 const MAX_WRITE: usize = 32 * 1024;
 /// Minimum length in bytes of a WRITE that the protocol cuts off a longer WRITE.
 const MIN_WRITE: usize = 16 * 1024;
-/// Flushes that copy in one turn of the driver while the state is Continuous.
+/// Maximum number of flushes in one turn of the driver while the state is Continuous.
 const MAX_FLUSHES: usize = 4;
 /// Number of pieces copied after the last short message until copies no longer pause. A piece is 64
 /// or 128 KiB, so copying these pieces takes about a millisecond.
@@ -70,7 +72,7 @@ struct Recent {
 }
 
 impl Recent {
-    /// Records that a piece of a long message was copied, or is about to be copied.
+    /// Records that a piece of a long message was copied, or is about to be handed on.
     fn piece(&mut self, short: u64) {
         self.pieces = match short == self.short {
             true => self.pieces.saturating_sub(1),
@@ -119,7 +121,7 @@ impl CopyScheduler {
     }
 
     /// Returns the driver's next flush. `woke` says that the driver has made a task ready in this
-    /// turn. The next copy then waits once for that task.
+    /// turn. In the state Interleaved, the next copy then waits once for that task.
     #[inline]
     pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
         self.state = match (self.state, woke) {
@@ -137,14 +139,14 @@ impl CopyScheduler {
         Flush::new(if self.backlog { 0 } else { MAX_COPY })
     }
 
-    /// Returns a flush that copies even if there is a backlog, for a timer or the end of a
-    /// connection, because this flush delays no call.
+    /// Returns a flush that copies even if there is a backlog. It serves the driver's timers, its
+    /// grace turns and the end of a connection, where a copy delays no call.
     #[inline]
     pub(super) fn full_flush(&self) -> Flush {
         Flush::new(MAX_COPY)
     }
 
-    /// Records that a flush begins. [`flushed`](Self::flushed) then reports the backlog that the
+    /// Records that a flush begins. [`flushed`](Self::flushed) then records the backlog that the
     /// flush leaves.
     #[inline]
     pub(super) fn flush_begins(&mut self) {
@@ -227,8 +229,8 @@ impl Flush {
         self.copied
     }
 
-    /// Moves to the flush's next state, because the protocol has no WRITE that fits. Returns true
-    /// if the next state has more room.
+    /// Moves to the flush's next state, because the protocol has nothing more to post in the
+    /// current state. Returns true if the next state has more room.
     #[inline]
     pub(super) fn advance(&mut self) -> bool {
         let copies = self.state == FlushState::Messages && self.max > 0;
@@ -325,8 +327,8 @@ mod tests {
 
     use super::*;
 
-    /// Takes the time, by tokio's clock, in which a link with 8 bytes per nanosecond copies `len`
-    /// bytes.
+    /// Advances tokio's clock by the time in which a link copies `len` bytes at 8 bytes per
+    /// nanosecond.
     async fn copy(len: usize) {
         advance(Duration::from_nanos(len as u64 / 8)).await;
     }
@@ -370,7 +372,8 @@ mod tests {
             self.scheduler.flushed(&flush, self.short, self.left > 0);
         }
 
-        /// Runs the driver until nothing is left. Short messages come in while it yields.
+        /// Runs the driver until nothing is left. Short messages that become due during a flush are
+        /// sent at the beginning of the next flush.
         async fn run(&mut self) {
             'turns: loop {
                 for n in 1.. {

@@ -1,5 +1,6 @@
 //! The frame trace: at the target `tonic_rdma::frames`, one line for each message and frame that a
-//! connection sends or receives. docs/protocol.md describes it.
+//! connection sends or receives, and for each WRITE that it sends. docs/protocol.md describes the
+//! trace.
 //!
 //! The trace shows kinds, flags, fields and lengths. The trace shows no payload, header fields or
 //! texts, because they may be secret. While the trace is off, a message costs one check of a

@@ -12,21 +12,22 @@ use crate::path::reason::{Reason, ReasonCode};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Life {
     Open,
-    /// This side ends the connection, after an error or in good order. The CLOSE frame still has to
-    /// be sent.
+    /// This side ends the connection, after an error or in good order. The link may not have sent
+    /// the CLOSE frame yet.
     Closing(Reason),
-    /// The link has ended. The driver destroys the queue pair next.
+    /// The connection has ended. The driver destroys the queue pair next.
     Dead(Reason),
 }
 
-/// The life of one connection, and its reports to the channel.
+/// The life of one connection, and the reports about it to the channel.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     pub(crate) peer: PeerInfo,
     life: Life,
     /// Why new calls take another path while the calls in flight continue on this connection.
     leaving: Option<Reason>,
-    /// Reports the end of the connection, and `leaving`, to the channel.
+    /// Reports `leaving` to the channel. The driver's teardown reports the end of the connection
+    /// through a clone of this sender.
     closed: watch::Sender<Option<Reason>>,
 }
 

@@ -15,8 +15,8 @@
 //! | `frame_trace` | logs every message and frame |
 //!
 //! A caller's task works on the connection directly, under the connection's lock, and posts the
-//! resulting messages. So an outgoing call does not pass through another task. Only the driver
-//! polls the completion queue (R6).
+//! resulting messages. So an outgoing call does not pass through another task. Callers' tasks do
+//! not poll the completion queue (R6).
 
 mod call;
 mod config;

@@ -23,7 +23,7 @@ pub(crate) struct SharedConnection {
     state: Owned<Mutex<ConnectionState>>,
     pub(crate) closed: watch::Sender<Option<Reason>>,
     pub(crate) peer: PeerInfo,
-    /// Maximum length in bytes of a message that fits a control slot together with its header.
+    /// Maximum length in bytes of a piece that is sent eagerly, in control messages.
     pub(crate) eager_limit: usize,
     pub(crate) methods: Arc<Methods>,
     pub(crate) calls: Arc<Counters>,

@@ -107,8 +107,8 @@ impl ConnectionState {
         Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
     }
 
-    /// Counts one run of the driver's task as a grace turn. If a delay is over, makes room by
-    /// copying unread data.
+    /// Counts one run of the driver's task as a grace turn. After the last grace turn, the expired
+    /// delays of landing memory take effect.
     #[inline]
     pub(crate) fn grace_turn(&mut self) {
         let ConnectionState { landing, conn, streams, usage, tasks, .. } = self;
@@ -117,8 +117,8 @@ impl ConnectionState {
         }
     }
 
-    /// Records that a reader begins to wait for a stream. Grants the stream memory that was held
-    /// back because all streams together have much unread data.
+    /// Records that a reader begins to wait for data of a stream. The stream may then get memory
+    /// that was held back because all streams together have much unread data.
     #[inline]
     pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {
@@ -127,7 +127,7 @@ impl ConnectionState {
         }
     }
 
-    /// Like [`flush`](Self::flush), within the copy scheduler's limits.
+    /// Like [`flush`](Self::flush), but within the limits of the given flush.
     fn run_flush(&mut self, flush: Flush) {
         self.grant();
         let closing = !self.lifecycle.is_open();
@@ -181,10 +181,10 @@ impl ConnectionState {
         }
     }
 
-    /// Updates the channel's counters with the changes since the last update.
+    /// Updates the counters of the channel or the server with the changes since the last update.
     pub(crate) fn count(&mut self) {
         self.usage.count(&self.conn);
-        // Record metrics here, because the driver, which usually records them, has ended.
+        // Record metrics here, because the driver no longer records them once the link is gone.
         if self.link.get().is_none() {
             self.record();
         }

@@ -19,7 +19,8 @@ use crate::telemetry::stats::{Copied, Counter, Counters};
 /// last reported.
 #[derive(Debug)]
 pub(super) struct Usage {
-    /// Bytes that the CPU has copied since the connection began, without eager data.
+    /// Bytes that the CPU has copied since the connection began. The first copy of eager data is
+    /// not included, because the protocol's statistics count it.
     pub(super) copied: Copied,
     counters: Arc<Counters>,
     reported: Reported,
@@ -42,7 +43,7 @@ impl Usage {
         self.meter.polled(completions);
     }
 
-    /// Updates the channel's counters with the changes since the last update.
+    /// Updates the counters of the channel or the server with the changes since the last update.
     #[inline]
     pub(super) fn count(&mut self, conn: &Connection) {
         let body_bytes = conn.body_bytes();
@@ -78,7 +79,7 @@ impl Usage {
     }
 }
 
-/// The totals added to the channel's counters since the connection began.
+/// The totals added to the counters of the channel or the server since the connection began.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     /// Body bytes sent and received by any method.
@@ -91,7 +92,7 @@ struct Reported {
     eager_received: u64,
     long_writes: u64,
     long_writes_in_phase: u64,
-    /// Copied bytes, without eager data.
+    /// Copied bytes, counted like [`Usage::copied`].
     copied: Copied,
 }
 
