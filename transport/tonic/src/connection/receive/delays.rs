@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Stall`] | unread data is copied, to make room for a stream that has waited long |
 //! | [`LandingWait`] | messages land in parts instead of in one piece |
-//! | [`ReclaimDelay`] | grants in chunks that the connection returns are recalled |
+//! | [`ReclaimDelay`] | grants in chunks that were chosen for return are recalled |
 //!
 //! A busy runtime must not count as a stall. So before the driver handles the end of a `Stall` or a
 //! `LandingWait`, it lets all other tasks run [`GRACE`] times, including readers that were woken
@@ -104,7 +104,7 @@ impl Delay {
 /// | turns left | on | next |
 /// |---|---|---|
 /// | 0 | a [`Stall`] or a [`LandingWait`] expires | [`GRACE`] |
-/// | more | the driver's task runs | one turn fewer; after the last turn, the delays that still run end |
+/// | more | the driver's task runs | one turn fewer; after the last turn, the expired delays take effect |
 #[derive(Debug, Default)]
 pub(crate) struct Grace(u8);
 
@@ -134,7 +134,7 @@ pub(crate) enum Reading {
     /// The stream was read since the end of the last period, or had no unread data then.
     #[default]
     UpToDate,
-    /// The stream was not read since the end of the last period.
+    /// The stream had unread data at the end of the last period, and was not read since.
     Suspected,
     /// Unread data was copied, and later data is copied as well.
     Lagging,
@@ -147,10 +147,10 @@ pub(crate) enum Reading {
 ///
 /// | the delay | on | next |
 /// |---|---|---|
-/// | Idle | a stream wants landing memory and gets none, or a chunk to be returned is still in use although its grants were recalled | Running |
+/// | Idle, Over | a stream wants landing memory and gets none, or a chunk to be returned is still in use although its grants were recalled | Running |
 /// | Running | a stream gets landing memory | Idle |
 /// | Running | [`PERIOD`] has passed | Over: streams that were already unread at the end of the previous period are copied |
-/// | Over | | Running or Idle, by the first row |
+/// | Over | the driver has made the copies | Idle |
 ///
 /// A copied stream is **lagging** until the application reads it. Data that lands for a lagging
 /// stream is copied on delivery.
@@ -270,7 +270,7 @@ const DRAIN: Duration = Duration::from_millis(50);
 ///
 /// | the delay | on | next |
 /// |---|---|---|
-/// | Idle | chunks are chosen to go back | Running |
+/// | Idle | chunks are chosen for return | Running |
 /// | Running | [`DRAIN`] has passed | Over: the chunks' grants are recalled |
 /// | Over | more chunks are chosen | Running |
 /// | any | no chunk is chosen | Idle |

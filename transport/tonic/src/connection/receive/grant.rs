@@ -12,8 +12,8 @@ use crate::connection::send::link_io::LinkIo;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
-/// While the first stream waits for landing memory, the shorter wants of at most this many other
-/// streams are granted.
+/// Number of places behind the first stream in the queue for landing memory. While the first stream
+/// waits, the wants at these places may be granted.
 const MAX_BEHIND: usize = 8;
 /// Length in bytes of the longest chunk that has room for several pieces.
 const LONGEST_CHUNK: usize = 4 << 20;
@@ -26,7 +26,7 @@ static UNREGISTERED: LogThrottle = LogThrottle::new();
 enum NoLanding {
     #[error(transparent)]
     Unregistered(#[from] RegisterError),
-    /// The peer cannot write to granted memory.
+    /// The peer cannot map the memory, so it cannot write to the memory.
     #[error("the peer cannot map landing memory of this end: it may be out of descriptors")]
     NotTaken,
 }
@@ -107,7 +107,7 @@ impl Granter<'_> {
     }
 
     /// Returns the protocol's next want of landing memory. If all streams together have much unread
-    /// data, a stream with a waiting reader comes first.
+    /// data, streams that no reader waits for are skipped.
     fn next_want(&mut self) -> Option<LandingWant> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }
@@ -136,7 +136,8 @@ impl Granter<'_> {
         }
     }
 
-    /// Grants shorter wants behind the first want, which waits. Returns true if a want was granted.
+    /// Grants those wants behind the first want for which memory is free, while the first want
+    /// waits. Returns true if a want was granted.
     fn grant_behind(&mut self) -> bool {
         let mut granted = false;
         for place in 1..=MAX_BEHIND {

@@ -5,7 +5,7 @@
 //! | `grant` | grants landing memory to the peer, or refuses it |
 //! | `named` | grants buffers that the application has named for replies or requests |
 //! | `delays` | when unread data is copied, a message lands in parts, and grants are recalled |
-//! | `relieve` | acts on these delays |
+//! | `relieve` | copies unread data, and lets messages land in parts, when these delays are over |
 //! | `unread` | the unread part of a received body |
 
 pub(super) mod delays;
@@ -63,11 +63,11 @@ pub(crate) struct LandingMemory {
     granted: Slab<Granted>,
     /// Application buffers that are about to be granted.
     naming: Vec<Naming>,
-    /// Whether messages land in parts because memory in one piece is scarce.
+    /// The wait for memory in one piece. After the wait, messages land in parts.
     wait: LandingWait,
-    /// The delay that runs while streams want memory and no stream gets memory.
+    /// The delay after which unread data is copied, to free landing memory.
     stall: Stall,
-    /// The turns that other tasks get before delays end.
+    /// The turns that other tasks get before expired delays take effect.
     grace: Grace,
     /// The copies of unread data that the driver still has to make.
     relief: Relief,
@@ -75,7 +75,8 @@ pub(crate) struct LandingMemory {
     reclaim_delay: ReclaimDelay,
     /// Whether the account waits for memory.
     is_short: bool,
-    /// Whether a chunk is being created for the account. Grants may continue afterwards.
+    /// Whether a chunk is being created for the account, or an application buffer is about to be
+    /// granted. Grants may continue afterwards.
     is_making: bool,
     /// Whether data is copied before delivery, because the peer may change data that it has sent.
     copy_on_delivery: bool,
@@ -104,7 +105,7 @@ impl LandingMemory {
         self.account.register_waker(waker);
     }
 
-    /// Ends a grant, and takes the data that the peer has written to its memory.
+    /// Ends a grant, and takes the data that the peer has written to the granted memory.
     pub(crate) fn landed(
         &mut self,
         memory: usize,
@@ -150,7 +151,8 @@ impl LandingMemory {
         self.copy_on_delivery
     }
 
-    /// Whether grants wait for memory, or for a chunk that is being created.
+    /// Whether grants wait for memory, for a chunk that is being created, or for an application
+    /// buffer.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.is_short || self.is_making
@@ -191,8 +193,8 @@ impl LandingMemory {
         }
     }
 
-    /// Gives up the buffer of a stream that has ended, without waiting for the peer to map the
-    /// buffer.
+    /// Gives up the buffer of a stream that has ended, without waiting until the buffer is
+    /// registered, or mapped by the peer.
     #[inline]
     pub(crate) fn forget_naming(&mut self, stream: StreamId) {
         if !self.naming.is_empty() {
@@ -200,10 +202,12 @@ impl LandingMemory {
         }
     }
 
-    /// Records that a stream got landing memory, or that no stream wants memory.
+    /// Records that a stream got landing memory, that memory is pending, or that no stream lacks
+    /// memory.
     #[inline]
     fn progresses(&mut self) {
-        // Let the delay continue while a chunk that is to be returned may still be in use.
+        // Once the reclaim delay is over, let the stall continue: unread data may still occupy a
+        // chunk that is to be returned.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
         }

@@ -3,7 +3,7 @@
 //! | the buffer | on | next |
 //! |---|---|---|
 //! | belongs to a call | the peer requests memory for the field | registering, on the landing thread if the device is slow |
-//! | belongs to a call | the field is too long, or the device's memory cannot be named | the message lands in landing memory |
+//! | belongs to a call | the field is too long, or the peer would have to map a buffer that cannot be mapped | the message lands in landing memory |
 //! | registering | the buffer is registered, and the peer need not map it | granted |
 //! | registering | the buffer is registered, and the peer is asked to map it | mapping |
 //! | mapping | the peer has mapped the buffer | granted |
@@ -51,7 +51,7 @@ impl LandingMemory {
 
 impl Granter<'_> {
     /// Registers the buffers that the protocol wants, and grants the registered buffers. Returns
-    /// true if the protocol may want more buffers.
+    /// true if a want was granted or refused, because the protocol may then want other memory.
     #[inline]
     pub(super) fn grant_named(&mut self) -> bool {
         let mut went_on = false;
@@ -64,8 +64,9 @@ impl Granter<'_> {
         went_on
     }
 
-    /// Begins to register the buffer for a want, or refuses the want. Returns false if the buffer
-    /// is being registered.
+    /// Begins to register the buffer for a want, or refuses the want. If the buffer is too short
+    /// and the application has asked for an error, fails the call. Returns false if the buffer is
+    /// being registered.
     fn register(&mut self, want: NamedWant) -> bool {
         let NamedWant { stream, field, offset } = want;
         let named = self.streams.io.get(&stream).and_then(|io| io.named.clone());

@@ -16,8 +16,8 @@
 //! | unread | piece | action |
 //! |---|---|---|
 //! | nothing | any | queued as it is, because the reader usually takes it immediately |
-//! | something | occupies at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
-//! | something | occupies more | copied to the buffer; when the buffer has [`MAX_JOINED`] bytes, a new buffer begins |
+//! | something | occupies at most 3/2 of its length | queued as it is, behind the buffer, which is closed and keeps little unused memory |
+//! | something | occupies more | copied to the buffer; if the buffer would exceed [`MAX_JOINED`] bytes, a new buffer begins |
 //! | something | lent | queued, with a copy of the bytes around the lent bytes |
 //!
 //! Unread payload therefore occupies at most 3/2 of its length, plus the last buffer (at most its
@@ -269,8 +269,8 @@ mod tests {
         }
     }
 
-    /// Memory that the pieces occupy in the worst case: none shares a buffer or a granule with
-    /// another, and each landed one begins `begin` bytes into its granule.
+    /// Memory that the pieces occupy in the worst case: no piece shares a buffer or a granule with
+    /// another piece, and each landed piece begins `begin` bytes into its granule.
     fn kept(unread: &Unread, begin: usize) -> usize {
         let piece = |piece: &Piece| match (piece.joined, piece.landed) {
             (true, _) => piece.part.len() * 5 / 4 + OVERHEAD,
