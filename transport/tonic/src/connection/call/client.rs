@@ -36,9 +36,9 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
-/// An extension of a request. It says that the reader of the response's body copies all bytes
-/// before it parses them. So the reader gets the bytes in landing memory, although the server may
-/// still write there.
+/// An extension of a request. The extension says that the reader of the response's body copies all
+/// bytes before it parses them. So the reader gets the bytes in landing memory, although the server
+/// may still write there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piped;
 
@@ -145,8 +145,8 @@ impl FastClient {
     }
 
     /// Makes a call, and returns the response once the response's head has arrived. If the peer
-    /// allows no more streams, the call waits until other calls end, and begins in its turn whether
-    /// its task runs or not. Dropping the future cancels the call.
+    /// allows no more streams, the call waits until other calls end, and then begins in its turn,
+    /// even if its task does not run. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
@@ -270,8 +270,8 @@ impl Future for Call {
     }
 }
 
-/// Opens a stream and sends the gathered data, once the peer allows the stream. The response wakes
-/// the call's task.
+/// Opens a stream and queues the gathered data, which is sent once the peer allows the stream. The
+/// response wakes the call's task.
 fn open(
     shared: &Arc<SharedConnection>,
     block: &Bytes,

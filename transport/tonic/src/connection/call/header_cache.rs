@@ -1,5 +1,5 @@
-//! Caches the decoded heads of requests. The heads of one method repeat, so a head is decoded once,
-//! and then cloned.
+//! Caches the decoded heads of requests. The heads of one method repeat, so a head that is seen a
+//! second time is cached, and later only cloned.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tonic_rdma_proto::Breach;
 use crate::codec::{self, Call, Methods};
 use crate::connection::call::headers;
 
-/// Number of heads that a connection caches. Each method has one head or a few heads.
+/// Maximum number of heads that a connection caches. Each method has one head or a few heads.
 const MAX_CACHED: usize = 16;
 /// Maximum length in bytes of a block that is cached.
 const MAX_BLOCK: usize = 1024;

@@ -21,8 +21,8 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The text that is appended to the endpoint's user agent, unless the server has reported the
-    /// text that tonic appends.
+    /// The text that is appended to the endpoint's user agent, unless the answer to the Offer
+    /// reports the text that tonic appends.
     const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
     pub(crate) fn new(uri: Uri, own: Option<&HeaderValue>) -> Self {
@@ -73,7 +73,8 @@ fn put(block: &mut Vec<u8>, name: &str, value: &[u8]) -> Result<(), Status> {
     encode(block, name, value).map_err(|e| Status::resource_exhausted(format!("{name}: {e}")))
 }
 
-/// Whether the field concerns one HTTP connection and its framing (RFC 9113 section 8.2.2).
+/// Whether the field is left out of header blocks: a field about one HTTP connection and its
+/// framing (RFC 9113 section 8.2.2), or Host, which `:authority` replaces.
 fn is_connection_specific(name: &HeaderName) -> bool {
     *name == header::CONNECTION || *name == header::TRANSFER_ENCODING || *name == header::HOST
 }

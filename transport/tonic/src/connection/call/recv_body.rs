@@ -123,9 +123,9 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// Gives a part to the deframer. The reader may keep the part in landing memory for any length
-    /// of time. Begins to copy the part instead, if messages are copied before they are read, or if
-    /// readers hold as much landing memory as is allowed.
+    /// Gives a part to the deframer. The reader may then keep the part in landing memory for any
+    /// length of time. If messages are copied before they are read (`copies`), or if readers hold
+    /// as much landing memory as is allowed, begins to copy the part instead.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),

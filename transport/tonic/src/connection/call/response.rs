@@ -14,8 +14,9 @@ use crate::connection::call::stream_io::wait_for;
 use crate::connection::call::{StreamRef, headers};
 use crate::telemetry::metrics::CallTimer;
 
-/// Begins a response. Ready data is sent in one message with the head. If this message has the
-/// whole response, releases the stream, and otherwise returns the rest of the body.
+/// Begins a response, and queues data that is ready together with the head. Returns the body if a
+/// part of it still has to be sent. Releases the stream once the whole response is queued, or if
+/// the body has failed.
 pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,

@@ -222,8 +222,9 @@ impl SendBody {
 
     /// Moves the body into a stream as fast as the stream has room.
     ///
-    /// Returns when the body has been queued, or when the peer needs no more data. An error of the
-    /// body, or a message that is too long, resets the stream.
+    /// Returns ready when the whole body is queued, when the peer needs no more data, or when the
+    /// connection has ended. An error of the body, or a message that is too long, resets the
+    /// stream.
     pub(crate) fn pump(
         &mut self,
         stream: &StreamRef,

@@ -46,8 +46,8 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// Creates a connection over `link`, without extensions, that does not drain. `peer` contains
-    /// the settings of the peer's hello.
+    /// Creates a connection over `link`, without extensions, and with a `drain` that never
+    /// completes. `peer` contains the settings of the peer's hello.
     pub(crate) fn new(
         link: AnyLink,
         pool: Pool,

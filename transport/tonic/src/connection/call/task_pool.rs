@@ -50,7 +50,7 @@ enum NextJob<S> {
     End,
 }
 
-/// The idle tasks. A caller that takes a task off the list owns the task.
+/// The idle tasks. Only the caller that takes a task off the list sets the task's next step.
 struct IdleTasks<S> {
     /// `None` once the connection has ended.
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,

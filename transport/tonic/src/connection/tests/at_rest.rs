@@ -1,4 +1,4 @@
-//! Tests how much memory a connection at rest pins, and how it grows.
+//! Tests how much memory a connection at rest pins, and how a busy connection gets more.
 
 use super::*;
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `calls` | bodies, streams, cancellation, fairness |
 //! | `ends` | connections that drain, are lost, or whose peer is silent |
-//! | `at_rest` | how much memory a connection at rest pins, and how it grows |
+//! | `at_rest` | how much memory a connection at rest pins, and how a busy connection gets more |
 //! | `landing` | landing memory that is scarce, or is being registered |
 //! | `turns` | loops that a peer keeps busy |
 
