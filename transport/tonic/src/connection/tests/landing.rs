@@ -23,7 +23,7 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
     let rest = [64 << 10, 4 << 10]
         .map(|len| std::iter::from_fn(|| other.alloc(len, len).unwrap()).collect::<Vec<_>>());
     other.stop_waiting();
-    // The server receives both at once.
+    // Make the server receive both messages at once.
     s.server_device.freeze(true);
     let call = |len| tokio::spawn(client.call(request("/hang", full(pattern(len)))));
     let calls = [LONG, SHORT].map(call);
@@ -67,7 +67,8 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
     }
 }
 
-/// The reason of a connection that takes no more calls.
+/// Waits until a connection takes no more calls, checks that a further call is not sent, and
+/// returns the reason.
 async fn leaves(client: &FastClient) -> Reason {
     until("it takes no more calls", || client.ending().is_some()).await;
     let reason = client.closed().await;
@@ -114,7 +115,7 @@ async fn a_device_that_registers_no_more_costs_no_call() {
         };
         assert_eq!((reason.side(), reason.code()), (side, code), "{reason}");
         assert!(reason.detail().contains("registering") && reason.detail().contains("os error 12"));
-        // A new connection gets the same answer, until memory is available.
+        // A new connection would get the same answer until memory is available.
         let pool = &s.pools[usize::from(!server_fails)];
         assert!(pool.may_land().unwrap_err().to_string().contains("registering"));
         failing.fail_registrations(0, 0);
@@ -222,7 +223,7 @@ async fn standing_grants_follow_a_registration() {
     assert!(stats().0 > 0, "some is granted in advance");
     let leased = stats().2;
     s.server_device.hold_registrations(true);
-    // No reader takes these messages, so that others have to be granted in advance.
+    // No reader takes these messages, so further memory has to be granted in advance.
     let mut calls = Vec::new();
     while stats().2 == leased {
         let (_, filled, _) = stats();

@@ -74,7 +74,7 @@ impl Service<Request<Body>> for Echo {
             let mut guard = guard;
             let path = request.uri().path().to_owned();
             let response = match path.as_str() {
-                // Answers with headers, the request's bytes as they come, and trailers.
+                // Answers with the request's body as it arrives.
                 "/echo" => Response::new(Body::new(request.into_body())),
                 "/collect" => {
                     let all = request.into_body().collect().await.unwrap().to_bytes();
@@ -153,7 +153,7 @@ async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
     connect_to(fabrics, pools, |_| {}).await
 }
 
-/// Like [`connect`], to a server with this configuration.
+/// Like [`connect`], but `configure` changes the server's configuration.
 async fn connect_to(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],
@@ -162,7 +162,7 @@ async fn connect_to(
     connect_as(fabrics, pools, configure, |_| {}).await
 }
 
-/// Like [`connect_to`], but the client changes the settings that it got from the server.
+/// Like [`connect_to`], but `believe` changes the settings that the client got from the server.
 async fn connect_as(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],

@@ -43,8 +43,8 @@ impl InstantPeer for Pinging {
     }
 }
 
-/// A peer that sends an unread body, with one byte in each frame and as many frames as a short
-/// message holds.
+/// A peer that sends a body that nobody reads, with one byte in each frame and as many frames as a
+/// short message holds.
 struct Dripping {
     credits: u16,
     owed: u16,
@@ -126,8 +126,8 @@ async fn a_driver_leaves_messages_that_never_end() {
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
 }
 
-/// The attack sends messages full of frames, each of which costs the driver more than a byte costs
-/// the peer. Frames are charged like messages.
+/// The attack sends messages full of frames with one byte. Such a frame costs the driver more than
+/// it costs the peer, so frames are charged to the turn.
 #[tokio::test]
 async fn a_driver_leaves_messages_that_are_full_of_frames() {
     // Sixteen frames count as one operation. A round of the driver adds one message for each RECV.
@@ -139,7 +139,8 @@ async fn a_driver_leaves_messages_that_are_full_of_frames() {
     assert!(turns.iter().skip(1).all(|turn| (1..=MOST).contains(turn)), "{turns:?}");
 }
 
-/// The driver holds the connection's lock, so it copies nothing for a reader that never reads.
+/// The reader makes the copies on delivery, because the driver holds the connection's lock. So data
+/// that nobody reads is not copied.
 #[tokio::test]
 async fn what_nobody_reads_is_not_copied_on_delivery() {
     const LEN: usize = 1 << 20;

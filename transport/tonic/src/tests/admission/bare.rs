@@ -1,5 +1,5 @@
-//! Tests bare connections, which a server serves one at a time and for a limited time, for a
-//! diagnosis.
+//! Tests bare connections: connections for a diagnosis, which a server serves one at a time and for
+//! a limited time.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-/// A connection with a ticket of either kind.
+/// Connects with a ticket for a bare connection (`bare`) or for calls.
 async fn admitted(hand: &mut Hand<'_>, bare: bool) -> Result<(Connected, Pool), Reject> {
     hand.bare = bare;
     let (ticket, addr) = hand.ticket().await;
@@ -40,8 +40,8 @@ async fn calls(world: &World, serving: &Serving) {
     assert_eq!(Client::new(channel).say("x").await.unwrap(), "x");
 }
 
-/// The server's ticket is for calls, whatever the client asked for, and a measuring peer's messages
-/// break the protocol.
+/// The server grants a ticket for calls, although the client asked for a ticket for a bare
+/// connection. On the client's connection, a measuring peer's messages then break the protocol.
 #[tokio::test]
 async fn a_server_that_did_not_turn_it_on_serves_none() {
     let logs = Logs::capture();
@@ -133,8 +133,8 @@ async fn it_ends_when_the_server_does() {
     serving.ended().await.unwrap();
 }
 
-/// One peer speaks the protocol of calls over a bare connection, and one measures over a connection
-/// for calls.
+/// One peer sends the protocol of calls over a bare connection, and another peer measures over a
+/// connection for calls.
 #[tokio::test]
 async fn a_ticket_is_for_one_kind() {
     let logs = Logs::capture();

@@ -1,5 +1,6 @@
 //! A peer measures over shared memory, where every WRITE is done when it is queued. The peer asks
-//! for more WRITEs than a server can do while others wait (R20).
+//! for so many WRITEs that other clients would wait too long if the server did them without a pause
+//! (R20).
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -52,8 +53,8 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     (told.recv_timeout(LIMIT).unwrap(), stop)
 }
 
-/// Another client is answered while the server writes without a pause. It is also answered after a
-/// peer has asked for a billion WRITEs in one request, which ends the peer's connection.
+/// Another client is answered while the server writes all the time. This client is also answered
+/// after a peer has asked for a billion WRITEs in one request, which ends the peer's connection.
 #[tokio::test]
 async fn others_are_served_while_a_peer_has_endless_writes_made() {
     let (server, _stop) = serve();

@@ -165,8 +165,8 @@ async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     assert_eq!(crate::Reason::of(&required).unwrap().code(), ReasonCode::LimitReached);
 }
 
-/// If a repeated try has no answer when `connect` stops waiting, the error has the reason of the
-/// first try.
+/// If a repeated try has no answer when `connect` stops waiting, the channel reports the reason of
+/// the first try.
 #[tokio::test]
 async fn a_repeated_try_without_an_answer_leaves_the_reason_of_the_first() {
     let world = World::new();
@@ -253,8 +253,8 @@ async fn no_more_tcp_connections_than_the_limit() {
     }
 }
 
-/// Makes a call on the fast path and one on TCP, each with this many bytes of metadata. Returns the
-/// answers.
+/// Makes a call on the fast path and a call on TCP, each with this many bytes of metadata. Returns
+/// both answers.
 async fn with_headers(endpoint: &Endpoint, bytes: usize, say: &str) -> [Result<String, Code>; 2] {
     let mut answers = Vec::new();
     for policy in [Policy::Require, Policy::Off] {

@@ -146,7 +146,7 @@ fn through_gateway(channel: &Channel) -> Reason {
     reason
 }
 
-/// Calls `Who`, which must fail, and `Say`.
+/// Calls `Who`, which must fail, and `Say`, which must succeed.
 async fn is_no_administrator(channel: Channel) {
     let mut client = Client::new(channel);
     assert_eq!(client.who().await.unwrap_err().code(), Code::PermissionDenied);

@@ -19,7 +19,8 @@ fn golden() -> Golden {
     Golden::parse(include_str!("../../../golden/offer.txt"))
 }
 
-/// Every field is set, and none is left out by `..`, so a new field does not compile here.
+/// Compares a message with its golden bytes. The callers set every field and use no `..`, so this
+/// file does not compile until a new field is added here.
 fn check<M: Message + Default + PartialEq + std::fmt::Debug>(name: &str, message: &M) {
     let golden = golden();
     let case = golden.case(name);

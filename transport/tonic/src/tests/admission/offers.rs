@@ -83,7 +83,7 @@ impl Hoarder {
         Self { h2, message: message.freeze(), to, held: Vec::new() }
     }
 
-    /// Makes an Offer, and returns the status if the answer has nothing else.
+    /// Makes an Offer, and returns the status if the answer consists only of a status.
     async fn ask(&mut self) -> Option<Code> {
         let request = Request::post(format!("http://{}{OFFER_PATH}", self.to.addr))
             .header("content-type", "application/grpc")

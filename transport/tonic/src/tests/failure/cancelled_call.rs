@@ -18,8 +18,8 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-/// A response body that reports when it is polled, then waits and ends. When the body is dropped,
-/// it reports the log lines since that poll.
+/// A response body that reports when it is polled, then waits and ends. When dropped, the body
+/// reports the log lines since that poll.
 struct LateBody {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,

@@ -49,7 +49,7 @@ async fn is_no_loss(client: fn(SocketAddr, Runtime)) {
     let stats = builder.stats();
     let serving = Serving::start(builder.add_service(Echo)).await;
     let addr = serving.addr;
-    // Exclude objects that the first connection creates once per process.
+    // Connect once first, because the first connection creates objects that exist once per process.
     elsewhere(move |runtime| drop(runtime.block_on(connect(addr)))).await;
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let at_rest = || async move {

@@ -30,7 +30,7 @@ const MAX: u64 = CHANNELS as u64 / 2;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
-/// The server's address, as long as a server runs.
+/// The server's address. Connecting to it succeeds only while a server runs.
 #[derive(Clone, Default)]
 pub(crate) struct Port(Arc<Mutex<Option<Sockets>>>);
 

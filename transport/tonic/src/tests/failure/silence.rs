@@ -1,5 +1,5 @@
-//! Each side notices the loss of a path with any settings. A program's keep-alive only makes a side
-//! ask earlier.
+//! Each side notices the loss of a path, whatever the settings. A program's keep-alive only makes a
+//! side ask earlier.
 //!
 //! The test uses a paused clock and pipes instead of sockets, as `reconnect_storm` does.
 

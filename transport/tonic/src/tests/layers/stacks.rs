@@ -46,7 +46,7 @@ async fn timeout_load_shed_buffer_and_limit() {
     assert_eq!(channel.stats().calls_fast, 5);
 }
 
-/// Retries once, with a request without its body.
+/// Retries once, with a copy of the request that has no body.
 #[derive(Clone)]
 struct Once(bool);
 

@@ -219,7 +219,7 @@ async fn each_decision_is_logged_once_with_reason_and_cure() {
 async fn nothing_is_left_running_when_the_last_clone_is_dropped() {
     let world = World::new();
     let serving = world.serve().await;
-    // Exclude objects that the first connection creates once per process.
+    // Connect once first, because the first connection creates objects that exist once per process.
     drop(world.connect(&serving).await);
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let settled = |limit: usize| async move {

@@ -52,7 +52,7 @@ fn on_thread<T: Send + 'static>(
     })
 }
 
-/// The lines that were logged.
+/// The reports about a refusal: its reason, the lines that each end logged, and a diagnosis.
 struct Said {
     reason: Reason,
     client: Vec<String>,

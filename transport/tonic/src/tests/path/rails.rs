@@ -87,7 +87,7 @@ async fn bulk(client: &mut Client<Channel>) {
     assert_eq!(client.say(&text).await.unwrap(), text);
 }
 
-/// A call that gets no answer, of the method that has transferred bulk.
+/// A call that gets no answer. Its method is `Say`, with which [`bulk`] transfers bulk.
 struct Held(std::pin::Pin<Box<dyn Future<Output = Result<String, Status>> + Send>>);
 
 impl Held {
