@@ -84,7 +84,7 @@ fn record_path(span: &Span, path: Path, peer: Option<SocketAddr>) {
     }
 }
 
-/// The enabled span of a call that has not ended.
+/// The enabled span of a call, and whether the call has ended.
 struct OpenSpan {
     span: Span,
     side: Side,

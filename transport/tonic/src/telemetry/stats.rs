@@ -23,9 +23,9 @@ pub struct TransportStats {
     pub calls_fast: u64,
     /// Calls begun on TCP.
     pub calls_tcp: u64,
-    /// Calls that moved to another path or connection, because their connection ended before the
-    /// server saw them. A call counts once for each move, and is also counted among the calls of
-    /// the path that it finally took.
+    /// Calls that moved to another path or connection, because their first connection ended or
+    /// refused them before the server processed them. A call counts once for each move, and is also
+    /// counted among the calls of the path that it finally took.
     pub calls_moved: u64,
     /// Attempts at the fast path that a channel has begun. [`Channel::path`](crate::Channel::path)
     /// returns the reason why the last attempt failed.
@@ -98,9 +98,9 @@ impl TransportStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages, which are copied to a control slot, out of a control slot, or out of a
-    /// batch. On TCP, short messages are copied while encoding. A short message is copied once more
-    /// if it waits behind unread messages.
+    /// Short messages, which are copied to a control slot, out of a control slot, or out of a batch
+    /// of messages that were sent together. On TCP, short messages are copied while encoding. A
+    /// short message is copied once more if it waits behind unread messages.
     pub eager: u64,
     /// Copied to staging, because the payload was not in memory registered with the device.
     pub staging: u64,

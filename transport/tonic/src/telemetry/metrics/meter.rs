@@ -78,7 +78,8 @@ impl ConnectionMeter {
         }
     }
 
-    /// Reports the changes since the last report. `copied` does not include eager data.
+    /// Reports the changes since the last report. `copied` does not include the first copy of eager
+    /// data, which this method takes from `now`.
     pub(crate) fn tell(&mut self, now: Stats, copied: Copied) {
         if now == self.told && copied == self.told_copied {
             return;
