@@ -192,17 +192,18 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
         request.extensions_mut().insert(self.target.clone());
     }
 
-    /// Waits until no call uses the buffer, and returns it. A call that has not begun does not get
-    /// the buffer. The wait ends with the transfer, or with the peer's connection. If the peer
-    /// pauses, the wait continues, unless
-    /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval) is set.
+    /// Waits until no call uses the buffer, and returns the buffer. A call that has not begun does
+    /// not get the buffer. The wait ends with the transfer, or with the peer's connection. If the
+    /// peer pauses, the wait continues, unless the keep-alive of
+    /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval) ends the
+    /// connection.
     ///
     /// # Cancel safety
     /// Cancel safe: the buffer stays in place, and `finish` can be called again.
     ///
     /// # Errors
-    /// [`FinishError::Viewed`] if the reply is alive, [`FinishError::Taken`] if the buffer was
-    /// already returned.
+    /// Returns [`FinishError::Viewed`] if the reply or a clone of its field is still alive, and
+    /// [`FinishError::Taken`] if the buffer was already returned.
     pub async fn finish(&self) -> Result<Finished<T>, FinishError> {
         let buffer = &self.target.buffer;
         buffer.close();
