@@ -21,9 +21,10 @@
 //! # What is not copied
 //!
 //! - Sent: fields of type [`Bytes`](bytes::Bytes) of at least [`SEGMENT`] bytes, in messages that
-//!   do not fit a control slot. A field that lies in a [`Pool`](crate::Pool) of the connection is
-//!   not copied by the CPU. Any other field is copied once, to staging memory. Long `string` and
-//!   `Vec<u8>` fields are copied once more, as by the plain codec.
+//!   do not fit a control slot. A field that lies in a [`Pool`](crate::Pool) of the connection's
+//!   device, or in [registered memory](crate::Context::register), is not copied by the CPU. Any
+//!   other field is copied once, to staging memory. Long `string` and `Vec<u8>` fields are copied
+//!   once more, as by the plain codec.
 //! - Received: the `bytes` fields of type `Bytes` of every message that landed in one piece. The
 //!   peer can still write to these fields. So copy such a field before you check it or parse it in
 //!   place, or set [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
@@ -53,9 +54,9 @@
 //! another layer parses or rewrites messages, the call fails with INTERNAL and a message that names
 //! the cause. Such a layer never sees wrong data.
 //!
-//! The codec is in its own crate, tonic-rdma-codec, so that a replacement for tonic-prost, on which
-//! this crate depends, can use the codec. See "Stubs of dependencies" in the repository's
-//! docs/zero-copy.md.
+//! The codec is in its own crate, tonic-rdma-codec. So a replacement for tonic-prost can use the
+//! codec, although this crate itself depends on tonic-prost. See "Stubs of dependencies" in the
+//! repository's docs/zero-copy.md.
 
 pub(crate) use tonic_rdma_codec::internal::{
     BodyChunk, BodyEncoder, Call, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods,

@@ -106,8 +106,8 @@ impl Cause {
 }
 
 impl Reason {
-    /// Finds the reason in `error` or its sources: in an [`Error`], a call's error,
-    /// or a [`tonic::Status`]. `None` if no required fast path is the cause.
+    /// Finds the reason in `error` or its sources: in an [`Error`], a call's error, or a
+    /// [`tonic::Status`]. `None` unless the cause is a required fast path that is not available.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {

@@ -55,7 +55,7 @@ fn chosen_elsewhere(make: impl FnOnce() + std::panic::UnwindSafe) -> Result<(), 
 mod tests {
     use super::*;
 
-    /// With both features as well, which `scripts/check-features` tests.
+    /// Also holds with both features, which `scripts/check-features` tests.
     #[test]
     fn a_servers_configuration_has_a_provider() {
         for_client().unwrap();
