@@ -1,6 +1,6 @@
 //! A peer measures over shared memory, where every WRITE is done when it is queued. The peer asks
-//! for so many WRITEs that other clients would wait too long if the server did them without a pause
-//! (R20).
+//! for WRITEs without end, which would block other clients if the server did all of them in one
+//! turn (R20).
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
