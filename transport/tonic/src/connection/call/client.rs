@@ -129,7 +129,8 @@ impl FastClient {
         self.shared.lock().why_no_calls()
     }
 
-    /// Waits until the connection ends, or takes no new calls, and returns the reason.
+    /// Waits until the connection ends, or until an end has run out of a resource, so that new
+    /// calls must take another path. Returns the reason.
     pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
         let mut closed = self.shared.closed.subscribe();
         async move {

@@ -67,8 +67,8 @@ pub(crate) struct RecvBody {
 }
 
 impl RecvBody {
-    /// Creates a body. `used` is the reader's codec, which the stream does not always know yet.
-    /// `finished` means that the request or response has no body.
+    /// Creates a body. `used` is the reader's codec, as far as it is known. The stream's state may
+    /// not contain the codec yet. `finished` means that the request or response has no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
             stream,

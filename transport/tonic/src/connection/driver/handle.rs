@@ -1,5 +1,4 @@
-//! The handle through which calls wake the driver's task, and the other tasks that a connection
-//! wakes.
+//! The handle through which calls wake the driver's task, and the list of the other tasks to wake.
 
 use std::task::{Context, Waker};
 

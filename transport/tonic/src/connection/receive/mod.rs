@@ -246,9 +246,9 @@ impl LandingMemory {
         }
     }
 
-    /// Returns all memory to the pool, and ends the claims on other connections. The drop of the
-    /// connection would come too late, because handles of its streams may keep the connection alive
-    /// for a long time.
+    /// Returns all memory that no reader holds to the pool, and ends the claims on other
+    /// connections. The drop of the connection would come too late, because handles of its streams
+    /// may keep the connection alive for a long time.
     pub(crate) fn release(&mut self) {
         self.granted.clear();
         self.naming.clear();

@@ -12,8 +12,8 @@ use crate::connection::receive::delays::{MAX_WORK, Reading, Relief};
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {
-    /// Starts the grace turns if the stall delay, or the wait for one piece, is over by `now`.
-    /// Returns true if one of them is over. The driver then has to run again.
+    /// Starts the grace turns if the stall delay, or the wait for memory in one piece, is over by
+    /// `now`. Returns true if one of them is over. The driver then has to run again.
     pub(crate) fn timed_out(&mut self, now: Instant) -> bool {
         let delays = [&self.wait.0, &self.stall.0];
         let over = delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now));
