@@ -393,7 +393,7 @@ fn respond(
     if let Some(mut out) = out.filter(|out| !out.is_queued()) {
         let stream = stream.clone();
         tokio::spawn(async move {
-            // An error has reset the stream, and the response's body reports it.
+            // Ignore an error: the error has reset the stream, so the response's body reports it.
             let _ = poll_fn(|cx| out.pump(&stream, cx)).await;
         });
     }

@@ -58,7 +58,7 @@ pub(crate) struct RecvBody {
     /// The next part for the deframer, while it is being copied.
     copying: Option<Copying>,
     /// Whether no more data comes from the stream or the deframer. After the last data, this flag
-    /// may be set only at the next poll.
+    /// may remain unset until the next poll.
     finished: bool,
     /// Whether the deframer has received the last bytes.
     ended: bool,

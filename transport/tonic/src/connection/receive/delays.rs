@@ -309,7 +309,7 @@ mod tests {
         assert!(grace.turn() && !grace.is_running());
     }
 
-    /// Goes through the table.
+    /// Goes through the table of [`Stall`].
     #[tokio::test(start_paused = true)]
     async fn a_stall_lasts_until_a_stream_has_memory() {
         let mut stall = Stall::default();
@@ -345,7 +345,7 @@ mod tests {
         assert!(landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
     }
 
-    /// Goes through the table.
+    /// Goes through the table of [`ReclaimDelay`].
     #[tokio::test(start_paused = true)]
     async fn it_drains_then_asks() {
         let mut state = ReclaimDelay::default();

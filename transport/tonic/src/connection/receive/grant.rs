@@ -167,7 +167,7 @@ impl Granter<'_> {
             && error.len() > chunk.max(LONGEST_CHUNK)
             && min < most
         {
-            // A chunk of the usual length may still fit into the address space.
+            // A chunk of the usual length may still be possible, because it needs less memory.
             found = self.landing.account.alloc(chunk.max(min), min);
         }
         self.provide_found(want, found)

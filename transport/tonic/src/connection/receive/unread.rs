@@ -73,7 +73,7 @@ pub(crate) struct Piece {
     window: u32,
     /// Bytes that count as [`Flow::Bulk`]. The piece's remaining bytes count in no window.
     bulk: u32,
-    /// Bytes that arrived by WRITE.
+    /// Bytes that did not arrive in a control message.
     landed: u32,
     /// Whether the piece was joined from several pieces.
     joined: bool,
