@@ -21,11 +21,12 @@ pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
 /// The minimum size in bytes of the part for landing, and of the part for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
-/// Maximum bytes of a landing chunk.
+/// The maximum size of a landing chunk in bytes.
 const MAX_CHUNK: usize = 4 << 20;
 
 /// The maximum size of a pool, and its division into parts. A part that is not set is derived from
-/// the total, and a total that is not set is chosen by the code that makes the pool.
+/// the total. A total that is not set is [`DEFAULT_POOL`], unless the code that makes the pool
+/// chooses another.
 ///
 /// ```
 /// use tonic_rdma_memory::PoolConfig;
@@ -43,9 +44,9 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. The pool
-    /// shrinks to the size that RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless the code
-    /// that makes the pool [chooses another](Self::or_total).
+    /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. If
+    /// RLIMIT_MEMLOCK allows less, the pool shrinks to that size. Default: [`DEFAULT_POOL`], unless
+    /// the code that makes the pool [chooses another](Self::or_total).
     pub fn total(mut self, bytes: usize) -> Self {
         self.total = Some(bytes);
         self
@@ -57,8 +58,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total, even if a total is already set. Parts that are set are scaled in proportion,
-    /// unless a part would become too small.
+    /// Sets the total, even if a total is already set. If a part was set, all parts keep their
+    /// proportions, except that landing and control memory keep their minimum sizes.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {
             let (send, landing) = scale(self.parts(), self.bytes(), bytes);
@@ -175,7 +176,7 @@ impl PoolConfig {
         let control = total.saturating_sub(send).saturating_sub(landing);
         // Chunks are small enough for many connections to get one. At the default pool size, a
         // chunk is large enough for a message of 1 MiB. Explicit huge pages need chunks of whole
-        // pages.
+        // huge pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // The size is a multiple of 64 KiB, the length of many pieces. Unless the pool is small or
@@ -201,8 +202,9 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     };
     let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
     let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(to);
-    // The larger part gives up the missing bytes. If bytes are missing, this part is most of the
-    // total, so it can spare them.
+    // The larger part gives up the missing bytes. Bytes are missing only if the two parts leave
+    // less than MIN_PART of the total. Then the larger part has nearly half of the total or more,
+    // and can spare them.
     if landing > send {
         landing = landing.saturating_sub(missing)
     } else {

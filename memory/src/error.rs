@@ -6,10 +6,11 @@ use crate::stats::Use;
 
 /// The error if a device refuses to register memory, or the kernel refuses to map memory.
 ///
-/// The cause is in the environment. The text names the call, the error and, for limits of the
-/// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
-/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors come from the device
-/// or its driver.
+/// The cause is in the environment, except for EFAULT: the kernel cannot pin the given memory. The
+/// text names the call and the error. It also names the remedy for EFAULT and for limits:
+/// RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from mmap(2), RLIMIT_NOFILE with
+/// EMFILE, RLIMIT_FSIZE with EFBIG, and the limit on open files of the host with ENFILE. Other
+/// errors come from the kernel, the device or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{what} {len} bytes failed: {source}{hint}",
@@ -123,7 +124,8 @@ pub enum PoolError {
     Memlock {
         /// The number of bytes needed, including the margin for the rest of the process.
         needed: u64,
-        /// RLIMIT_MEMLOCK in bytes: the hard limit, to which the soft limit has been raised.
+        /// The soft RLIMIT_MEMLOCK in bytes, which the pool has raised to the hard limit if it
+        /// could.
         limit: u64,
         /// The number of bytes that the process has already pinned or locked.
         pinned: u64,

@@ -133,7 +133,8 @@ mod tests {
         assert_eq!((pool.stats().lent, pool.stats().send), (0, 0));
     }
 
-    /// The attack: a peer maps the memory that it was lent, and looks for bytes sent to another.
+    /// The attack: a peer maps the memory that it was lent, and looks for bytes that were sent to
+    /// another peer.
     #[test]
     fn peers_are_lent_memory_of_their_own() {
         let common = {

@@ -52,14 +52,14 @@ impl Pool {
     /// the process has already pinned counts, so a second pool of the process does not know how
     /// much the first pool will pin later. If the limit later leaves less, connections wait for
     /// landing memory, as in a smaller pool. They wait only while this pool has some landing
-    /// memory, or while other pools of the process hold memory that they may return. They wait for
-    /// other pools for at most two seconds after the last return. Other requests fail with
-    /// [`PoolError::Register`].
+    /// memory, or while other pools of the process hold memory that those pools may return. The
+    /// connections wait for other pools for at most two seconds after the last return. Other
+    /// requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
-    /// [`PoolError::TooSmall`] if the configured total is less. [`PoolError::Parts`] if the
-    /// configured parts leave too little for landing or for connections.
+    /// [`PoolError::TooSmall`] if the configured total is less than that. [`PoolError::Parts`] if
+    /// the configured parts leave too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
             Memlock::raise()
@@ -140,9 +140,9 @@ impl Pool {
         self.0.control.take(len).map(|slot| PinnedBuf::new(slot, len))
     }
 
-    /// Allocates control memory that a connection can do without and returns when it is idle: extra
-    /// RECV slots and staging. Returns `None` if less than a quarter of the control budget would be
-    /// left for memory that connections need, or if the system gives no memory.
+    /// Allocates control memory that a connection can do without, and that an idle connection
+    /// returns: extra RECV slots and staging. Returns `None` if less than a quarter of the control
+    /// budget would be left for memory that connections need, or if the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
         let used = self.0.ledger.counters.of(Use::Control).load(Relaxed);
@@ -150,8 +150,8 @@ impl Pool {
     }
 
     /// Deregisters control memory that has been unused for at least a second, by the caller's clock
-    /// `now`. Memory that was used more recently stays registered for the next connection. Costs
-    /// almost nothing if the last call was less than a second ago.
+    /// `now`. Memory that was used more recently stays registered for the next connection. Does
+    /// almost nothing if the last trim was less than a second ago.
     pub fn trim(&self, now: Instant) {
         self.0.control.trim(Some(now));
     }
@@ -208,8 +208,8 @@ impl Pool {
 
     /// Registers application memory with the device, so that any part of the memory can be sent in
     /// place. The memory stays registered while the returned value, a clone of it, or
-    /// [bytes](Pool::resolve) that were found through it are alive, even after the pool is dropped.
-    /// The last holder deregisters the memory and drops it, on a dedicated thread if the device is
+    /// [resolved](Pool::resolve) bytes of the memory are alive, even after the pool is dropped. The
+    /// last holder deregisters the memory and drops it, on a dedicated thread if the device is
     /// slow.
     ///
     /// The device only reads the memory, which need not be page-aligned. Blocks until the pages are
@@ -345,7 +345,7 @@ impl Pool {
     }
 }
 
-/// Whether descriptors or memory are short for now.
+/// Whether the error reports that descriptors or memory are short at the moment.
 fn is_shortage(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

@@ -90,7 +90,8 @@ static LAST: AtomicU32 = AtomicU32::new(0);
 /// Identifies a process, as distinct from its parent and its children.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
-    /// The word holds this generation as long as the running process is this process.
+    /// Holds this generation as long as the running process is this process, unless the word is
+    /// [`NO_PAGE`], which stays 0.
     word: &'static AtomicU32,
     generation: u32,
 }

@@ -49,8 +49,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies to it.
     fn pins(&self) -> bool;
 
-    /// True if the device applies RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK, like
-    /// Soft-iWARP.
+    /// True if the device applies RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK, as Soft-iWARP
+    /// does.
     fn ignores_ipc_lock(&self) -> bool {
         false
     }

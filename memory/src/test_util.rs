@@ -38,7 +38,7 @@ unsafe impl Registrar for LendingRegistrar {
     }
 }
 
-/// A pool buffer whose owner goes on writing after it was sent, which no owner may do.
+/// A pool buffer to which its owner goes on writing after sending it, which no owner may do.
 #[derive(Clone, Debug)]
 pub struct ChangingBuf(Arc<PinnedBuf>);
 

@@ -105,8 +105,8 @@ fn errors_of_the_file_come_back_with_the_memory() {
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::IsADirectory);
 }
 
-/// Sixty threads share a ring of two entries. The other reads wait for their turn, and none is
-/// lost.
+/// Sixty threads share a ring of two entries. Reads that find the ring full wait for their turn,
+/// and none is lost.
 #[test]
 fn a_full_ring_makes_work_wait() {
     let (ring, pool) = (Ring::new(2).unwrap(), pool());

@@ -351,7 +351,8 @@ fn a_failed_registration_wakes_waiters_for_the_same_budget() {
     assert_eq!(woken.count(), before + 1);
 }
 
-/// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
+/// A peer gets a grant of the length that it requests, and states in DONE how many bytes it has
+/// written.
 #[test]
 fn unwritten_granules_come_free_at_once() {
     let (pool, registrar) = small();

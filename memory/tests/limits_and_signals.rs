@@ -77,7 +77,7 @@ fn a_limit_that_is_lowered_at_any_moment_ends_no_process() {
     });
 }
 
-/// The disposition of SIGXFSZ, and whether it is blocked, stay the program's.
+/// The program's handling of SIGXFSZ, and whether the signal is blocked, do not change.
 #[test]
 fn the_signal_stays_what_the_program_made_of_it() {
     in_child(|| {

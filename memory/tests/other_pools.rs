@@ -46,7 +46,7 @@ fn an_arena_is_registered_at_its_first_use_until_it_is_removed() {
     assert_eq!(in_flight.as_ref(), &[7; LEN]);
     assert!(twos.covers(in_flight.lkey(), in_flight.iova(), in_flight.len()));
     drop(in_flight);
-    // A buffer as long as the budget, for which the arena is removed.
+    // The arena is removed to make room for a buffer as long as the budget.
     let whole = one.try_alloc(budget).unwrap();
     assert_eq!(twos.bytes(), two.stats().registered, "deregistered with the arena");
     drop((whole, one, two));
@@ -87,7 +87,7 @@ fn a_slow_device_registers_on_a_thread() {
     twos.assert_settled();
 }
 
-/// The message is copied, and the next one does not ask again.
+/// After a refusal the message is copied, and the next message does not ask again.
 #[test]
 fn a_refusal_is_no_error_and_is_not_repeated_at_once() {
     let ((one, _), (two, twos)) = (small(), small());

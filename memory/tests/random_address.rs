@@ -68,7 +68,8 @@ fn is_random(samples: &[u64], bits: Range<u32>) {
     }
 }
 
-/// Addresses of chunks of `len` bytes, each leased to another connection, sixteen at a time.
+/// The addresses of chunks of `len` bytes. Each chunk is leased to a different connection, and
+/// sixteen chunks are held at a time.
 fn places(len: usize) -> Vec<u64> {
     let config = PoolConfig::default().total(256 << 20);
     let pool = Pool::new(config, Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
@@ -90,8 +91,8 @@ fn places(len: usize) -> Vec<u64> {
     places
 }
 
-/// SECURITY.md relies on 35 bits on x86-64: page numbers of 4 KiB in 47 bits of address space. With
-/// longer pages there are fewer numbers, and a guess at a chunk succeeds as often.
+/// SECURITY.md relies on 35 bits on x86-64: the number of a page of 4 KiB in 47 bits of address
+/// space. With longer pages there are fewer numbers, but a guess at a chunk succeeds equally often.
 #[test]
 fn landing_memory_is_mapped_at_random_places() {
     for (len, step) in [(LEN, page()), (HUGE, HUGE)] {

@@ -98,8 +98,8 @@ fn it_outlives_the_pool_and_is_given_back_after_it() {
 fn memory_of_a_slow_device_is_given_back_by_another_thread() {
     let (pool, registrar) = small();
     registrar.slow();
-    // The length does not matter: the owner's Drop may use the connection that the last holder has
-    // locked.
+    // Memory of any length is dropped by another thread, because the owner's Drop may use the
+    // connection that the last holder has locked.
     struct Elsewhere(std::thread::ThreadId, Bytes);
     impl AsRef<[u8]> for Elsewhere {
         fn as_ref(&self) -> &[u8] {

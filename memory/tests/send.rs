@@ -293,7 +293,7 @@ fn a_wait_can_be_cancelled_at_every_point() {
             }
         }
     }
-    // A large request blocks a small one behind it until it is cancelled.
+    // A large request blocks a small one behind it until the large request is cancelled.
     let _held = pool.try_alloc(budget / 2 + 1).unwrap();
     let mut much = pool.alloc(budget);
     let mut little = pool.alloc(1);
@@ -356,7 +356,7 @@ fn a_failed_registration_only_fails_the_request() {
     assert!(ready(&mut first).is_none() && ready(&mut second).is_none());
     registrar.fail(true);
     drop(held);
-    // Waiters get the error, because no memory may ever become free for them.
+    // Waiters get the error, because perhaps no memory ever becomes free for them.
     for alloc in [&mut first, &mut second] {
         let Poll::Ready(Err(PoolError::Register(error))) = poll(alloc, Waker::noop()) else {
             panic!()

@@ -34,7 +34,8 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_eq!(hog.enforce_share(), Reclaim::Pending);
     let kept: usize = held.iter().filter(|p| !p.is_reclaiming()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
-    // Until it has returned them, it gets no memory from the chunks that are being reclaimed.
+    // The hog gets no memory from the chunks that are being reclaimed, even if a piece of them is
+    // free.
     let at = held.iter().position(LandingBuf::is_reclaiming).unwrap();
     drop(held.swap_remove(at));
     assert!(hog.alloc(each, each).unwrap().is_none());
@@ -60,7 +61,8 @@ fn chunks_selected_by_an_allocation_are_reported() {
     assert!(other.alloc(each, each).unwrap().is_none());
     assert_eq!(hog.enforce_share(), Reclaim::New);
     let selected = held.iter().filter(|piece| piece.is_reclaiming()).count();
-    // A third connection makes the share smaller, and the hog allocates before it looks.
+    // A third connection makes the share smaller, and the hog allocates before it calls
+    // `enforce_share`.
     assert!(third.alloc(each, each).unwrap().is_none());
     assert!(hog.alloc(each, each).unwrap().is_none());
     hog.stop_waiting();
@@ -154,8 +156,8 @@ fn nothing_within_a_share_is_given_back() {
     assert_eq!(pool.stats().registrations, registrations);
 }
 
-/// There is one connection more than the budget has smallest shares, and all shares are in use. The
-/// connection without memory gets a chunk when it starves.
+/// The budget has room for the smallest shares of all connections but one, and all of it is leased.
+/// The connection without memory gets a chunk when it starves.
 #[test]
 fn one_that_starves_gets_a_chunk_of_a_share() {
     let (pool, _ledger) = small();

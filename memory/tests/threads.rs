@@ -83,7 +83,7 @@ fn send_memory() {
             });
         }
         drop(frozen);
-        // Bytes are freed by another thread than the one that allocated them.
+        // Bytes are freed by a thread that did not allocate them.
         scope.spawn(move || {
             for (bytes, mark) in others {
                 assert!(bytes.iter().all(|byte| *byte == mark));

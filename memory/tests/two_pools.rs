@@ -317,8 +317,8 @@ fn memory_of_the_other_pool_fits_beside_both() {
     assert!(two.resolve(&bytes).is_some());
 }
 
-/// Application memory leaves room for all memory that the pool may use. Bytes that become free when
-/// it is deregistered are used for landing.
+/// Application memory is registered only if that leaves room for all memory that the pool may use.
+/// Bytes that become free when the application memory is deregistered are used for landing.
 #[test]
 fn memory_of_the_application_fits_beside_the_pool() {
     let _alone = alone();

@@ -101,8 +101,9 @@ pub(crate) struct Arenas {
     arenas: Mutex<Slab<Arc<Arena>>>,
     /// The size of a new arena for small slots, in bytes.
     arena_bytes: usize,
-    /// Free dedicated arenas. They stay registered for the next request of their size until the
-    /// budget needs them, because memory is never registered per message (R12).
+    /// Free dedicated arenas. They stay registered for the next request of their size, because
+    /// memory is never registered per message (R12). They are removed when the budget needs their
+    /// bytes, or by a trim.
     idle: Mutex<Idle>,
     /// True after arenas have been removed, until the other pools of the process are notified.
     must_notify: AtomicBool,
@@ -287,9 +288,9 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // A slot may have become free since the first look: another thread has grown the class, or
-        // a thread that removes an arena has put back the free slots that it had taken out of the
-        // list.
+        // A slot may have become free since the first look. For example, another thread has grown
+        // the class, or a thread that removes an arena has put back the free slots that it had
+        // taken out of the list.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -384,7 +385,7 @@ impl Arenas {
     }
 
     /// Removes the dedicated arenas that have been idle since before the last trim, at most once in
-    /// a [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle arenas.
+    /// a [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle dedicated arenas.
     pub(crate) fn trim(&self, now: Option<Instant>) {
         // Hold the lock, so that no other thread finds the idle arenas gone before their bytes are
         // back in the budget.
@@ -484,7 +485,8 @@ impl Arenas {
         Ok(Region::new(mapping, None, registrar, Access::Local)?)
     }
 
-    /// Takes `bytes` of the budget. Removes idle arenas if that frees enough bytes.
+    /// Takes `bytes` of the budget. As needed, removes idle dedicated arenas, and then other arenas
+    /// without a slot in use if that frees enough bytes.
     fn take_budget(&self, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
         while !self.take_bytes(bytes) {
             if let Some(handle) = self.take_idle(|_| true) {
@@ -552,7 +554,7 @@ impl SlotRef {
     }
 
     /// Returns the index of the slot's arena among the buffers registered with an io_uring ring.
-    /// The first call registers the arena. Returns `None` if the registration fails, or if the
+    /// The first call registers the arena. Returns `None` if that registration failed, or if the
     /// arena is registered with another ring.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(&self, buffers: &Arc<crate::disk::fixed::FixedBuffers>) -> Option<u16> {

@@ -23,11 +23,11 @@ impl Arenas {
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
         let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
-        // The counter wraps after 2^32 connections, and 0 is not a valid id.
+        // The counter wraps after 2^32 calls of this function, and 0 is not a valid id.
         let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });
-        // Begin with small arenas, because there may be many peers.
+        // Make the arenas small, because there may be many peers.
         let bytes = (self.budget / 64).clamp(CLASSES[2], HUGE_PAGE);
         arenas.arena_bytes = bytes.min(common.arena_bytes);
         let arenas = Arc::new(arenas);
@@ -57,8 +57,8 @@ impl Arenas {
         common.cloned().into_iter().chain(peers).collect()
     }
 
-    /// Removes idle arenas from the common arenas and from other peers' arenas until `bytes` can be
-    /// taken from the budget. Returns whether the bytes were taken.
+    /// Removes idle arenas from the pool's other sets of arenas until `bytes` can be taken from the
+    /// budget. Returns whether the bytes were taken.
     pub(super) fn take_budget_of_others(&self, bytes: usize, seen: &mut Vec<Arc<Arenas>>) -> bool {
         let others = self.others();
         seen.extend(others.iter().cloned());

@@ -24,8 +24,8 @@ pub(crate) struct FixedBuffers {
     free: Mutex<Vec<u16>>,
 }
 
-/// A registered buffer. Dropping this value deregisters the buffer. Work in flight keeps the pages
-/// of the buffer, and Linux 6.1 keeps these pages pinned for up to a second.
+/// A registered buffer. Dropping this value deregisters the buffer. The kernel unpins the pages of
+/// the buffer when no work in flight uses them. Linux 6.1 may unpin them up to a second later.
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,

@@ -17,7 +17,8 @@ use crate::buf::PinnedBuf;
 use crate::disk::{Completer, Transfer, transfer};
 use crate::process::Process;
 
-/// The maximum length of one transfer in bytes: the kernel's limit, in whole pages.
+/// The maximum length of one transfer in bytes: a multiple of any page size, below the kernel's
+/// limit of just under 2 GiB.
 const MAX_LEN: usize = 1 << 30;
 /// The maximum number of times that work is posted again after EAGAIN, which the kernel returns
 /// when it is short of memory.

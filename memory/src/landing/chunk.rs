@@ -43,7 +43,7 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Takes up to `max` bytes of the budget in multiples of `unit`, which is a multiple of the
-    /// page size. Returns `None` if the budget has fewer than `min` bytes left.
+    /// page size. Returns `None` if that would be fewer than `min` bytes, or 0.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
         waiter: &Arc<LandingWaiter>,

@@ -1,9 +1,11 @@
 //! A bitmap of a chunk's granules, in which the bits of taken granules are set.
 //!
-//! Only the owner of the chunk takes granules. So a granule that the owner has seen free stays free
-//! until the owner takes it. Any thread may clear bits with an atomic and-not, so that freeing
-//! takes no lock. Clearing a bit is a release operation and reading it an acquire operation: all
-//! accesses by the last holder of the memory happen before the accesses by the next holder.
+//! In the bitmap of granted and filled granules, only the owner of the chunk takes granules. So a
+//! granule that the owner has seen free stays free until the owner takes it. In the bitmap of held
+//! granules, any thread may take a run. In both bitmaps, any thread may clear bits with an atomic
+//! and-not, so that freeing takes no lock. Clearing a bit is a release operation and reading it an
+//! acquire operation: all accesses by the last holder of the memory happen before the accesses by
+//! the next holder.
 //!
 //! The code is checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
@@ -124,7 +126,7 @@ impl ChunkBitmap {
     }
 }
 
-/// The words that a range covers, each with a mask of its bits.
+/// The words that a range covers, each with a mask of the range's bits in that word.
 fn masks(start: usize, len: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = start + len;
     let mut at = start;

@@ -186,7 +186,7 @@ impl Landed {
         self.bytes
     }
 
-    /// Reads all bytes in order through `window`.
+    /// Returns a reader that reads all bytes in order through `window`.
     pub fn reader(self, window: &mut Window) -> LandedReader<'_> {
         let rest = Vec::new().into_iter();
         let mut reader =
@@ -195,7 +195,8 @@ impl Landed {
         reader
     }
 
-    /// Reads the bytes of several parts as one message. A field that spans parts is copied.
+    /// Returns a reader that reads several parts as one message. The reader copies a field that
+    /// spans parts.
     pub fn reader_of(parts: Vec<Landed>, window: &mut Window) -> LandedReader<'_> {
         let rest_len = parts.iter().map(Landed::len).sum();
         let rest = parts.into_iter();
@@ -254,7 +255,7 @@ impl fmt::Debug for Window {
 /// In a message [of several parts](Landed::reader_of), no window spans two parts.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
-    /// The landed bytes from the start of the window on.
+    /// The bytes of the current part, from the start of the window on.
     memory: Bytes,
     /// The number of window bytes that have been read.
     at: usize,

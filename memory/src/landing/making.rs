@@ -15,7 +15,7 @@
 //! | an error is | on | next |
 //! |---|---|---|
 //! | kept | an allocation of the same kind needs a chunk that is as long or longer | returned, in place of another attempt |
-//! | kept | an allocation needs a shorter chunk, or [`Landing::stop_waiting`](crate::Landing::stop_waiting) | dropped |
+//! | kept | an allocation of the same kind needs a shorter chunk, or [`Landing::stop_waiting`](crate::Landing::stop_waiting) | dropped |
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

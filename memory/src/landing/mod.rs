@@ -43,9 +43,10 @@ const MAX_CHUNK: usize = 4 << 20;
 
 /// One connection's allocator of landing memory.
 ///
-/// The allocator leases chunks from the pool as needed, and keeps a chunk until
-/// [`trim`](Landing::trim) or [`return_reclaimed`](Landing::return_reclaimed) returns it, or until
-/// the allocator and the last piece of the chunk are dropped.
+/// The allocator leases chunks from the pool as needed. It keeps a chunk until
+/// [`trim`](Landing::trim) or [`return_reclaimed`](Landing::return_reclaimed) returns the chunk,
+/// until [`alloc`](Landing::alloc) returns it to make room for a longer chunk, or until the
+/// allocator and the last piece of the chunk are dropped.
 #[derive(Debug)]
 pub struct Landing {
     waiter: Arc<LandingWaiter>,
@@ -65,8 +66,8 @@ pub struct Landing {
     making: Option<Making>,
     /// The last chunk that the landing thread failed to make, with the error.
     failed: Option<Failed>,
-    /// The number of attempts since the last success that failed because another pool has pinned
-    /// memory.
+    /// The number of times that the current request was retried because another pool had pinned
+    /// memory. The number is kept while the landing thread makes a chunk.
     retries: usize,
     /// The claim that other connections have been woken for. `No` if there is no such claim now.
     announced: Waiting,
@@ -109,15 +110,17 @@ impl Landing {
     ///
     /// Returns `None` if no such piece is free now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory that may help becomes free. If the
-    /// connection has less than its share, it also claims memory, and [`Landing::others_claim`] is
-    /// true for the other connections. The connection waits until the next call returns a piece or
-    /// an error, or until [`Landing::stop_waiting`]. The connection also waits if other pools of
-    /// the process hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// connection has at most three quarters of its share, and the missing chunk fits into the
+    /// share, the connection also claims memory. [`Landing::others_claim`] is then true for the
+    /// other connections. The connection waits until the next call returns a piece or an error, or
+    /// until [`Landing::stop_waiting`]. The connection also waits if other pools of the process
+    /// hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
-    /// The budget allowed another chunk, but the system did not map it or the device did not
-    /// register it. The chunks leased before are unaffected. If a thread tried to make the chunk,
-    /// the next call that needs a chunk of at least this length returns the error.
+    /// The budget allowed another chunk, but the system did not map it, the device did not register
+    /// it, or RLIMIT_MEMLOCK leaves no room for it and waiting cannot help. The chunks leased
+    /// before are unaffected. If a thread tried to make the chunk, the next call that needs a chunk
+    /// of at least this length returns the error.
     pub fn alloc(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
@@ -236,7 +239,8 @@ impl Landing {
         self.starves = true;
     }
 
-    /// Whether a piece of `want` bytes can ever become free for this connection within its share.
+    /// Whether a piece of `want` bytes can ever become free for this connection, within the bytes
+    /// that it may lease now or in a chunk that it has leased.
     pub fn may_have(&self, want: usize) -> bool {
         let granules = want.div_ceil(GRANULE);
         want <= self.ledger.may_lease(&self.waiter)
@@ -425,8 +429,8 @@ impl Landing {
         self.leased().saturating_add(self.freeing()).saturating_add(bytes) <= self.lease_cap()
     }
 
-    /// Takes the lease of a chunk with room for several pieces of `want` granules, or for `needed`
-    /// bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
+    /// Takes the lease of a chunk with room for several pieces of `want` granules, or else for at
+    /// least `needed` bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
     ///
     /// A connection with more memory gets longer chunks. No chunk has a remainder that is too short
     /// for a piece, and a chunk beyond the share has room for only one piece.
@@ -492,8 +496,8 @@ impl Landing {
         bytes
     }
 
-    /// Returns idle chunks that are too short to the pool, if that makes room for a chunk of
-    /// `needed` bytes. The result says whether chunks were returned.
+    /// Makes room for a chunk of `needed` bytes by returning idle chunks to the pool, if they
+    /// suffice. Returns whether chunks were returned.
     fn make_room(&mut self, needed: usize) -> bool {
         if self.making.is_some() || self.freeing() > 0 {
             return false;

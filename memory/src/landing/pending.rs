@@ -21,8 +21,8 @@ impl Landing {
         self.record_leased();
     }
 
-    /// Takes the chunk that has been made since the last call, or the error. The allocating
-    /// functions also take the chunk.
+    /// Takes the chunk that has been made since the last call, or the error.
+    /// [`alloc`](Landing::alloc) and [`alloc_spare`](Landing::alloc_spare) also do this.
     pub fn collect(&mut self) {
         if self.making.is_some() {
             self.collect_result();

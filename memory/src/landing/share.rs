@@ -5,8 +5,8 @@
 //! least 32 KiB. A connection that waits and has at most three quarters of its share claims memory,
 //! unless it needs more than fits into the share. While no other connection claims memory, a
 //! connection may exceed its share. While another connection claims memory, a connection leases no
-//! more than its share, and selects chunks beyond its share to be reclaimed. A connection never
-//! returns memory within its share, unless another connection starves. So as long as the same
+//! more than its share, and selects chunks beyond its share to be reclaimed. A connection never has
+//! to return memory within its share, unless another connection starves. So as long as the same
 //! connections are active, they keep their chunks and register no further chunks. A connection
 //! stays active until it has been idle for a while and returns its last chunk.
 //!

@@ -36,7 +36,7 @@ impl Budgets {
     }
 
     /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns the number of
-    /// bytes. Returns `None` if the budget has fewer than `min` bytes left.
+    /// bytes. Returns `None` if that would be fewer than `min` bytes, or 0.
     pub(crate) fn take_some(
         &self,
         usage: Use,

@@ -52,7 +52,7 @@ pub(crate) struct Found {
 }
 
 /// The registered regions, sorted by address. Every sender reads the index, and the index changes
-/// only when an arena or a chunk is made or removed. So the lock is sharded, and a reader takes one
+/// only when a region is registered or deregistered. So the lock is sharded, and a reader takes one
 /// shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<IndexEntry>>);

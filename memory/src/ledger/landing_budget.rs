@@ -99,8 +99,9 @@ impl LandingBudget {
         self.is_paused.store(false, SeqCst);
     }
 
-    /// Lowers the budget until memory is deregistered in this process. The caller must then check
-    /// again how much the process may pin.
+    /// Lowers the budget to `bytes`. The budget is restored when this process deregisters memory,
+    /// or when the limit allows a chunk again. After this call, the caller must check again how
+    /// much the process may pin.
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
         // Set the flag after lowering the budget. So a thread that deregisters memory either sees

@@ -1,12 +1,13 @@
-//! A pool's landing thread, which makes and frees landing memory so that no task waits for it.
+//! A pool's landing thread, which makes and frees landing memory, and registers application buffers
+//! in which messages land. So no task waits for this work.
 //!
 //! Mapping, zeroing and registering a chunk takes milliseconds, and freeing a chunk also takes
 //! milliseconds. Connections ask for chunks on a runtime's workers, while they hold their lock. So
-//! these jobs run on a pool thread where the [registrar is slow](crate::Registrar::is_slow).
+//! these jobs run on a thread of the pool if the [registrar is slow](crate::Registrar::is_slow).
 //!
 //! | the thread | on | next |
 //! |---|---|---|
-//! | not started | the first chunk is to be made | waits; if no thread can be started, stays not started and the job runs on the caller's thread |
+//! | not started | the first job is to run | waits; if no thread can be started, stays not started and the job runs on the caller's thread |
 //! | waits | a job is queued | works on one job after the other, in the order in which they were queued |
 //! | works | the queue is empty | waits |
 //! | waits, works | the ledger is dropped, and with it the sender of the queue | ended, after the jobs in the queue |

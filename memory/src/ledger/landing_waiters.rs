@@ -7,7 +7,7 @@
 //! | not at all | | |
 //! | for its own pieces | its own pieces to become free, because its limit rules out another chunk or its chunk is being made | cannot help it, or need not |
 //! | at its share | its own pieces, and free memory in the budget | keep what they have |
-//! | for its share | its own pieces, and free memory in the budget; it has less than its share | return what exceeds their shares |
+//! | for its share | its own pieces, and free memory in the budget; it has at most three quarters of its share | return what exceeds their shares |
 //! | starving | its own pieces, and free memory in the budget; its memory has no room even for its shortest piece | return a chunk, even one within their shares |
 //!
 //! The last two states are claims. Each attempt to allocate replaces the state. The wait ends with
@@ -186,7 +186,8 @@ impl LandingWaiters {
         count(&self.n_claims, changes(Waiting::is_claim));
         match changes(Waiting::is_claim) {
             (false, true) => self.move_to_end(waiter),
-            // Wake the other connections, which are no longer limited to their shares.
+            // Wake the other connections that wait at their shares, because they may no longer be
+            // limited to their shares.
             (true, false) => self.wake_at_share(waiter),
             _ => {}
         }

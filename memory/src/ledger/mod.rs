@@ -225,13 +225,14 @@ impl Ledger {
     }
 
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if the
-    /// limit leaves fewer than `min` bytes. Returns `None` if there is nothing to wait for: the
-    /// pool has no landing memory, and [other pools](Self::waits_for_others) hold none.
+    /// limit leaves fewer than `min` bytes. Also returns `None` in that case if waiting cannot
+    /// help: the pool has no landing memory, and there are no [other pools to wait
+    /// for](Self::waits_for_others).
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
-            // Leave no room, because the configured budget does not allow a chunk, regardless of
-            // the limit.
+            // Report no room, because the configured budget does not allow the chunk, whatever the
+            // limit is.
             return Some(0);
         }
         let room = || match self.landing.is_paused() {

@@ -11,7 +11,7 @@ use super::landing_budget::{ANY_LOWERED, LandingBudget};
 use crate::process::PerProcess;
 
 static POOLS: PerProcess<Mutex<Vec<Weak<LandingBudget>>>> = PerProcess::new(Mutex::default);
-/// The number of times that any pool has returned memory.
+/// The number of times that pools of this process have returned memory.
 static RETURNS: AtomicUsize = AtomicUsize::new(0);
 
 fn list() -> MutexGuard<'static, Vec<Weak<LandingBudget>>> {

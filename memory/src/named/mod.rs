@@ -258,8 +258,8 @@ impl NamedLease {
         self.0.0.len
     }
 
-    /// The file that peers on this host may map in order to write to the buffer. `None` if peers
-    /// may not write to the buffer.
+    /// The file that peers on this host may map in order to write to the buffer. `None` if the
+    /// buffer has no such file, or is not to be kept registered.
     fn file(&self) -> Option<&Arc<OwnedFd>> {
         let buffer = &self.0.0;
         buffer.file.as_ref().filter(|_| buffer.state().keeps)

@@ -35,8 +35,8 @@ pub(crate) enum MapPlace {
     Random,
 }
 
-/// Mapped memory of this process, or of a file that peers may map. The memory is page aligned, and
-/// zeroed when it is mapped.
+/// Mapped memory of this process, or of a file that peers may map. The memory is page aligned. It
+/// is zeroed when it is mapped, unless it maps a file that exists already.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
@@ -176,7 +176,7 @@ impl Mapping {
 
     /// Touches each page, so that the page is allocated and mapped. The pages are touched in
     /// pieces, so that other threads can map memory between two pieces (R20). On Linux 5.14 and
-    /// later, `advice` makes the kernel allocate the pages.
+    /// later, `advice` makes the kernel do this.
     fn populate(&self, advice: libc::c_int) -> io::Result<()> {
         for at in (0..self.len).step_by(POPULATE_STEP) {
             let len = POPULATE_STEP.min(self.len - at);
@@ -264,8 +264,8 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
 
-    /// This also holds under the sanitizers, which leave the program only part of the address
-    /// space.
+    /// Random places are also found under the sanitizers, which leave the program only part of the
+    /// address space.
     #[test]
     fn mappings_at_random_places_are_ordinary_memory() {
         let len = 64 << 10;
@@ -346,7 +346,7 @@ mod tests {
             let start = mapping.ptr().addr().get();
             let eligible = smaps(start, "THPeligible:") == 1;
             match (when.as_str(), huge) {
-                // Kernels before 6.7 put a mapping that asks for nothing at any page.
+                // Kernels before 6.7 align such a mapping only to an ordinary page.
                 ("always", HugePages::Off) => {
                     assert!(eligible || !start.is_multiple_of(HUGE_PAGE));
                 }

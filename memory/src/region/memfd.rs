@@ -100,8 +100,8 @@ pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
 /// The length in bytes of a memory file of ordinary pages.
 ///
 /// # Errors
-/// `InvalidInput` for any other file, and for a file that cannot be sealed. Otherwise the errors of
-/// fstat(2) and fstatfs(2).
+/// `InvalidInput` for any other file, and for a file whose contents are not sealed and cannot be
+/// sealed. Otherwise the errors of fstat(2) and of [`has_ordinary_pages`].
 pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
     let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     let fd = file.as_raw_fd();

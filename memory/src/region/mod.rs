@@ -6,7 +6,7 @@
 //! | `mapping` | mapped memory |
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
-//! | `file_limit` | RLIMIT_FSIZE, and signals that end system calls |
+//! | `file_limit` | RLIMIT_FSIZE, and signals that interrupt system calls |
 //! | `lendable` | application memory that peers on this host can write to, or that can be lent to them |
 //!
 //! Systems other than Linux only have ordinary memory, which no peer maps. On these systems, the

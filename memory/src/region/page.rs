@@ -21,8 +21,8 @@ pub enum HugePages {
     Explicit,
 }
 
-/// The size of a page in bytes: 4 KiB, or 64 KiB on some arm64 and ppc64 kernels. Mappings, and
-/// therefore budgets, consist of whole pages.
+/// The size of a page in bytes: 4 KiB, or 16 KiB or 64 KiB on some arm64 and ppc64 kernels.
+/// Mappings, and therefore budgets, consist of whole pages.
 pub(crate) fn page() -> usize {
     static PAGE: AtomicUsize = AtomicUsize::new(0);
     match PAGE.load(Relaxed) {

@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(*unmapped.borrow(), [at(0x1000); 2], "mappings elsewhere are unmapped");
     }
 
-    /// If no random address is free, there is no fallback to another one.
+    /// If no random address is free, there is no fallback to an address that the kernel chooses.
     #[test]
     fn without_a_random_place_there_is_an_error() {
         let tried = RefCell::new(0);

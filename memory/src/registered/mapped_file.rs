@@ -1,5 +1,5 @@
 //! Application memory that is mapped from a file. If another process truncates the file, a thread
-//! that reads a page beyond its end gets SIGBUS, which ends the process.
+//! that reads a page beyond the file's end gets SIGBUS, which ends the process.
 //!
 //! | the pages | what a read finds |
 //! |---|---|
@@ -20,8 +20,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::process::PerProcess;
 use crate::region::page::page;
 
-/// A range in the table. An entry is never freed, because a handler may be reading it. Free entries
-/// are reused.
+/// A range in the table. An entry's memory is never released, because a handler may be reading the
+/// entry. An entry whose range is no longer guarded is reused.
 struct MappedRange {
     /// This number is odd while the range changes, so that the handler never uses parts of two
     /// ranges.

@@ -7,7 +7,7 @@
 //! | the bytes of a work request ([`PinnedBytes`](crate::PinnedBytes)) | the keys work until the device is done (R9) |
 //!
 //! The last holder deregisters the memory and then drops it, on a dedicated thread if the device is
-//! slow (`freeing`). An arena unmaps its memory, so it waits for the end of its registrations.
+//! slow (`freeing`). An arena waits for its registrations to end before it unmaps its memory.
 
 pub(crate) mod freeing;
 #[cfg(target_os = "linux")]
@@ -29,8 +29,8 @@ use crate::process::PerProcess;
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
 
-/// A registration with the device of one pool. Cheap to clone. Dropping the last clone deregisters
-/// the memory.
+/// A registration with the device of one pool. Cheap to clone. The last holder deregisters the
+/// memory: a clone, or [`PinnedBytes`](crate::PinnedBytes) of the memory.
 #[derive(Clone)]
 pub struct PoolRegistration(KeepAlive);
 

@@ -103,7 +103,8 @@ pub fn forbid_unix_sockets() -> io::Result<()> {
     filter(libc::SYS_socket, Some(libc::AF_UNIX), libc::EAFNOSUPPORT)
 }
 
-/// Makes a system call fail with `errno`, if its first argument is `first`.
+/// Makes a system call fail with `errno`, if `first` is `None` or is the first argument of the
+/// call.
 fn filter(call: libc::c_long, first: Option<i32>, errno: i32) -> io::Result<()> {
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let number = u32::try_from(call).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -139,7 +140,7 @@ fn filter(call: libc::c_long, first: Option<i32>, errno: i32) -> io::Result<()> 
 /// process ends. The kernel does not restart system calls that the signal interrupts.
 ///
 /// # Errors
-/// The handler cannot be installed, or the thread not be started.
+/// The handler cannot be installed, or the thread cannot be started.
 pub fn signal_all_threads() -> io::Result<()> {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: all fields of a sigaction may be zero: no flags, and no signals that are blocked.

@@ -16,12 +16,12 @@ use tonic_rdma_memory::{
 pub(crate) struct Pinning {
     heap: HeapRegistrar,
     slow: bool,
-    /// Attempts to register landing memory.
+    /// The number of attempts to register landing memory.
     pub(crate) tried: AtomicUsize,
     /// Whether landing memory is refused, regardless of the limit.
     pub(crate) refuses: AtomicBool,
-    /// Refuses the next landing memory and lowers the limit to the bytes that are pinned now, as if
-    /// another pool had been faster.
+    /// If true, the next registration of landing memory is refused, and the limit is lowered to the
+    /// bytes that are pinned now, as if another pool had been faster.
     pub(crate) is_late: AtomicBool,
     /// Registrations of landing memory wait while a test holds this lock.
     pub(crate) gate: Mutex<()>,
