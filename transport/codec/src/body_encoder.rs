@@ -242,7 +242,8 @@ impl<T> Fifo<T> {
     /// Removes and returns the first element.
     pub fn pop_front(&mut self) -> Option<T> {
         if self.is_empty() {
-            // Taking `None` would move the room for an element.
+            // Return early, because `Option::take` copies the room for an element even if it is
+            // empty.
             return None;
         }
         match &mut self.rest {

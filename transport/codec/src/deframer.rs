@@ -117,9 +117,11 @@ impl At {
 /// Bytes copied for the decoder, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// Bytes for another crate's codec, which copies its input.
+    /// Bytes for another crate's codec, which copies its input, and bytes of bodies that are passed
+    /// on unparsed.
     pub plain: u64,
-    /// Bytes copied because the codec is not known yet, or to learn tonic's limit.
+    /// Bytes copied because the codec is not known yet, and bytes of padding, by which tonic's
+    /// limit is learnt.
     pub learning: u64,
     /// Bytes of messages that landed in several parts, which tonic joins.
     pub joined: u64,
@@ -148,8 +150,9 @@ pub struct Deframer {
     pub(super) used: Used,
     /// Bytes of padding that still have to follow a placeholder.
     filling: usize,
-    /// Number of bytes passed on before the next piece. The piece ends as if these bytes were part
-    /// of the piece, which keeps source and destination of the copy aligned.
+    /// Length of the header that was passed on alone just before the next piece, otherwise 0. The
+    /// next piece is shorter by this length, which keeps source and destination of the copies
+    /// aligned.
     ahead: usize,
     /// Keys of the placeholders that were passed on. Some of these placeholders may already have
     /// been decoded.

@@ -21,7 +21,7 @@ const MAX_METHODS: usize = 4096;
 /// The codec of a stub or a service, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Used {
-    /// No message has been encoded yet, and no decoder of this crate was made for a request.
+    /// No message has been encoded yet, and no decoder of this crate is known to read the requests.
     #[default]
     Unknown,
     /// A codec of another crate.
@@ -107,7 +107,8 @@ impl Method {
         self.change(ByDecoder::Holds, ByDecoder::Over, Used::Unknown);
     }
 
-    /// Whether a call of the method has sent or received 64 KiB in one piece, with any codec.
+    /// Whether a call of the method has sent or received 64 KiB or more in one piece, with any
+    /// codec.
     pub fn transfers_bulk(&self) -> bool {
         self.bulk.load(Relaxed)
     }
@@ -194,7 +195,8 @@ impl Methods {
 }
 
 /// A call of a method. The method enters the table when one of its messages is encoded, or its
-/// service has made a decoder, so a peer cannot fill the table with paths that are not served.
+/// service has made a decoder of this crate, so a peer cannot fill the table with paths that are
+/// not served.
 #[derive(Clone, Debug)]
 pub struct Call {
     method: Arc<Method>,
@@ -251,7 +253,7 @@ impl Drop for Ends {
 // anything may have made the decoder instead. Then no decoder of this crate takes the first
 // messages, which reveals the mistake. The method's codec is then learnt from the first response.
 
-/// Polls the service of a call for the first time. If the call's method is not known,
+/// Polls the service of a call for the first time. If the method's codec is not known yet,
 /// [`Method::used`] returns [`Used::Ours`] as soon as the service makes a decoder of this crate.
 pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     if !call.method().asks_for_decoder() {

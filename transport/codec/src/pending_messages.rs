@@ -52,7 +52,7 @@ pub(super) struct Kept {
     pub(super) method: Option<Arc<Method>>,
 }
 
-/// A hasher that returns the key unchanged, because keys are random.
+/// A hasher that returns the first half of the key, which is the key's number in its thread.
 #[derive(Default)]
 struct AsItIs(u64);
 

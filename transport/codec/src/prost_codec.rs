@@ -108,8 +108,8 @@ impl<T: Message> Encoder for ProstEncoder<T> {
     }
 }
 
-/// Decodes messages. Fields of type `Bytes` are slices of the memory that the message landed in.
-/// All other fields are read from private copies.
+/// Decodes messages. If a message landed in one piece or is lent, its fields of type `Bytes` are
+/// slices of that memory. All other fields are read from private copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,

@@ -104,8 +104,8 @@ pub(super) struct Sink {
     pub(super) proven: usize,
     /// Whether this crate's encoder has run.
     pub(super) ours: bool,
-    /// `None` until a message is split. The value is boxed, because most bodies do not need it and
-    /// a sink is moved at each poll.
+    /// `None` until a message is split. The value is boxed, because most bodies do not need it, and
+    /// each poll moves it to a thread-local variable and back.
     pub(super) apart: Option<Box<Apart>>,
 }
 

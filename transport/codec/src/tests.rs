@@ -124,7 +124,7 @@ fn each_long_message_gets_a_frame_however_many_are_ready() {
         assert_eq!(chunks.iter().count(), 1, "messages that tonic took at once");
         chunks = Fifo::default();
     }
-    // Short ones are batched again.
+    // Short messages after a long message are batched again.
     let mut messages = vec![tree(50_000)];
     messages.extend(vec![tree(10); 1000]);
     let sent = send(self::body(messages.clone(), None), &mut tap).unwrap();
@@ -406,8 +406,8 @@ fn plain_codecs_and_other_bodies_get_the_bytes_as_they_were_sent() {
     assert_eq!(deframer.take_delivered().joined, piece.len() as u64);
 }
 
-/// A lent piece that is one message is not copied, unless its header is cut. Any other lent piece
-/// is copied.
+/// For this crate's decoder, a lent piece that is one message is not copied, unless its header is
+/// cut. In all other cases a lent piece is copied.
 #[test]
 fn a_message_that_is_lent_stays_where_it_is() {
     let wire = Bytes::from(framed(&[tree(50_000)]));

@@ -37,7 +37,8 @@ impl NamedMessage {
             return decode(parts);
         }
         for part in &mut parts {
-            // Move bytes of the message that are not in the field out of the buffer.
+            // Copy parts that lie in the buffer to private memory, because the field is copied over
+            // them below.
             if claimed.lease.range_of(part).is_some() {
                 *part = part.to_private().into();
             }

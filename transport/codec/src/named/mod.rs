@@ -67,7 +67,7 @@ impl Deframer {
                     }
                     let Some((0, len)) = placeholder::read_header(&header) else {
                         // Do not gather a compressed message: tonic joins its parts, or reports
-                        // that it cannot.
+                        // that it cannot decompress it.
                         self.at.pass(0);
                         self.delivered.plain += HEADER as u64;
                         return Some(Some(Bytes::copy_from_slice(&header)));
