@@ -12,8 +12,8 @@ use crate::work::*;
 
 const COMMITTED: &str = include_str!("../abi.txt");
 
-/// Lists offsets of fields and, for structs that are declared as a whole, sizes. A field without a
-/// name in C is followed by the name of its first field.
+/// Lists offsets of fields and, for structs that are declared as a whole, sizes. If a part of a
+/// field's path has no name in C, the path in C follows in parentheses.
 macro_rules! layouts {
     ($lines:ident: $(
         $extent:ident $c_kind:ident $name:ident {

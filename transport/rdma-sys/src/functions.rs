@@ -23,6 +23,7 @@ const IS_DECLARED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch6
 ///
 /// # Errors
 /// A library is missing, is refused by the dynamic linker, or lacks a function.
+/// [`LoadError::Platform`] if this crate has no declarations for this processor.
 pub fn load() -> Result<(), LoadError> {
     let load = || match IS_DECLARED {
         true => Table::load(&Files::installed()),
@@ -85,7 +86,7 @@ pub(crate) struct Declared {
     pub(crate) returned: &'static str,
 }
 
-/// Declares the table, the look-up of its functions, and a function that calls each entry.
+/// Declares the table, the look-up of its functions, and for each entry a function that calls it.
 macro_rules! functions {
     ($(
         $library:ident = $file:literal {
@@ -236,7 +237,7 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_device(
                 context: *mut ibv_context, device_attr: *mut ibv_device_attr
             ) -> c_int;
-            /// Writes the attributes of a port that the first versions of libibverbs had.
+            /// Writes the port attributes that the first versions of libibverbs had.
             #[allow(unreachable_pub, reason = "the inline function of this name calls it")]
             "IBVERBS_1.1" fn ibv_query_port(
                 context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr
@@ -305,9 +306,9 @@ functions! {
             "IBVERBS_1.7" fn ibv_reg_mr_iova(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int
             ) -> *mut ibv_mr;
-            /// Registers memory with optional rights, such as relaxed ordering. Available since
-            /// version 28. Without this function, no right is optional, and relaxed ordering is not
-            /// available.
+            /// Registers memory with optional access flags, such as relaxed ordering. Available
+            /// since version 28. Without this function, no access flag is optional, and relaxed
+            /// ordering is not available.
             "IBVERBS_1.8" fn ibv_reg_mr_iova2(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint
             ) -> *mut ibv_mr;
@@ -334,7 +335,8 @@ functions! {
             "RDMACM_1.0" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
             /// Binds an id to an address of this host.
             "RDMACM_1.0" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
-            /// Resolves an address to a device and a peer.
+            /// Resolves the peer's IP address to its RDMA address, and binds the id to a local
+            /// device.
             "RDMACM_1.0" fn rdma_resolve_addr(
                 id: *mut rdma_cm_id, src_addr: *mut sockaddr, dst_addr: *mut sockaddr, timeout_ms:
                 c_int
@@ -403,7 +405,7 @@ functions! {
 mod tests {
     use super::*;
 
-    /// Works because no test in this program loads the global table.
+    /// The functions fail because no test in this program loads the global table.
     #[test]
     fn functions_fail_before_they_are_loaded() {
         // SAFETY: nothing is loaded, so the arguments reach no library.

@@ -1,6 +1,6 @@
 //! Functions that verbs.h defines as inline. These functions call the device's driver directly,
-//! through the context of the open device. Only `ibv_query_port` calls libibverbs if the library or
-//! the driver is old.
+//! through the context of the open device. The exception is `ibv_query_port`, which calls
+//! libibverbs if the library or the driver is old.
 
 use std::ffi::c_int;
 use std::mem::offset_of;

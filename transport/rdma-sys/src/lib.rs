@@ -75,10 +75,10 @@ pub use self::{
     work::*,
 };
 
-/// Loads the libraries.
+/// Always fails, because this system has no rdma-core.
 ///
 /// # Errors
-/// rdma-core does not exist for this system.
+/// [`LoadError::Platform`].
 #[cfg(not(target_os = "linux"))]
 pub fn load() -> Result<(), LoadError> {
     Err(LoadError::Platform)

@@ -64,7 +64,7 @@ pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPort>,
     /// Functions that this crate does not use, and a reserved number.
     pub(crate) between: [*mut c_void; 38],
-    /// The library's size of the whole struct in bytes.
+    /// The size in bytes that the whole struct has in the library.
     pub(crate) sz: usize,
     pub(crate) context: ibv_context,
 }

@@ -1,4 +1,4 @@
-//! Work requests, their completions, and rights to memory.
+//! Work requests, their completions, and access flags of memory.
 
 #![allow(missing_docs, reason = "the fields are those of the manual pages")]
 
@@ -32,7 +32,7 @@ flags! {
         IBV_SEND_INLINE = 1 << 3,
     }
 
-    /// Rights to memory that is registered.
+    /// The access that registered memory allows.
     ibv_access_flags {
         IBV_ACCESS_LOCAL_WRITE = 1 << 0,
         IBV_ACCESS_REMOTE_WRITE = 1 << 1,
