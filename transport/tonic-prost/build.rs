@@ -1,5 +1,5 @@
-//! Tells tonic-rdma's build script that this crate replaces tonic's, and which version's codec it
-//! has.
+//! Tells tonic-rdma's build script that this crate replaces tonic's, and to which version of
+//! tonic-rdma its codec belongs.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

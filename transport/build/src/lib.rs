@@ -35,7 +35,8 @@ pub fn configure() -> Builder {
 /// folder.
 ///
 /// # Errors
-/// Protoc is missing or refuses the file. [`compile_fds`] needs no protoc.
+/// Protoc is missing or refuses the file, or the code cannot be written. [`compile_fds`] needs no
+/// protoc.
 pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
     let proto = proto.as_ref();
     // As in tonic-prost-build, an empty parent is the current folder.
@@ -78,7 +79,8 @@ macro_rules! passed_through {
                 }
             )*
 
-            /// The names of the forwarded methods, for a test that compares them.
+            /// The names of the forwarded methods, for a test that compares them with
+            /// tonic-prost-build's methods.
             #[doc(hidden)]
             pub const PASSED_THROUGH: &[&str] = &[$(stringify!($name)),*];
         }
@@ -126,10 +128,10 @@ impl From<tonic_prost_build::Builder> for Builder {
 }
 
 impl Builder {
-    /// Only the `bytes` fields that match one of these paths are `Bytes`, as with
-    /// [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which are copied. If
-    /// neither `bytes` nor [`bytes_as_vec`](Self::bytes_as_vec) is called, all `bytes` fields are
-    /// `Bytes`.
+    /// Only the `bytes` fields that match this path, or the path of another call of this method,
+    /// are `Bytes`, as with [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which
+    /// are copied. If neither `bytes` nor [`bytes_as_vec`](Self::bytes_as_vec) is called, all
+    /// `bytes` fields are `Bytes`.
     pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }
