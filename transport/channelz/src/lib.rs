@@ -77,7 +77,7 @@ pub mod pb {
 
 /// Maximum number of entries in an answer.
 pub const MAX_RESULTS: u32 = 1000;
-/// The number of entries in an answer if the request names none.
+/// The maximum number of entries in an answer if the request states 0.
 const DEFAULT_RESULTS: u32 = 100;
 /// Maximum length of names, in bytes.
 const MAX_NAME: usize = 256;
@@ -97,7 +97,8 @@ struct Owners {
     entries: Vec<Listed>,
     /// The last id.
     last: u64,
-    /// If the list has more entries than this number, entries that have ended are removed.
+    /// If a new entry makes the list longer than this number, the entries of ended channels and
+    /// servers are removed.
     sweep_at: usize,
 }
 

@@ -170,7 +170,7 @@ async fn what_has_ended_is_not_listed() {
     assert!(left.owners.is_empty() && left.end, "{left:?}");
 }
 
-/// Connections that carry no call are listed like others, in pages of the maximum length.
+/// Connections that carry no call are listed like others, in pages of at most the requested length.
 #[tokio::test]
 async fn many_connections_come_in_pages() {
     let serving = Serving::start().await;

@@ -42,8 +42,8 @@ impl<'a> Report<'a> {
     /// The exit code if a diagnosis could not be made or written, or the peer did not answer.
     pub const UNKNOWN: u8 = 2;
 
-    /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without a
-    /// terminal.
+    /// A report whose tables are as wide as the terminal behind stdout, limited to 60 to 120
+    /// columns. Without a terminal, the tables have 120 columns.
     pub fn new(found: &'a Diagnosis) -> Self {
         Report { found, width: page::fitting(page::terminal_width()) }
     }

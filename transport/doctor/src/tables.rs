@@ -15,7 +15,8 @@ use crate::{page, peer};
 /// similar to the first entries.
 const GIDS: usize = 16;
 
-/// Prints the examined parts, the problems that prevent RDMA, and the verdict.
+/// Prints the examined parts, the problems that prevent RDMA, possible improvements, and the
+/// verdict.
 pub(crate) fn print(page: &mut TextPage<'_>, found: &Diagnosis) -> fmt::Result {
     system(page, found)?;
     kernel(page, found)?;
