@@ -164,7 +164,7 @@ impl PoolConfig {
                     pinned: memlock.pinned,
                 });
             }
-            // The pool shrinks until the pool and its queues fit into `room`. The pool and its
+            // Shrink the pool so that the pool and its queues fit into `room`. The pool and its
             // queues keep the proportion that they have at the configured size.
             let with_queues =
                 (configured as u64).saturating_add(queues_of(control, pinning.queue_bytes));
@@ -180,8 +180,8 @@ impl PoolConfig {
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // The size is a multiple of 64 KiB, the length of many pieces. Unless the pool is small or
-        // uses no huge pages, the size is also a multiple of a huge page, even if this makes fewer
-        // chunks.
+        // uses no huge pages, the size is also a multiple of the size of a huge page, even if this
+        // makes fewer chunks.
         let chunk = match self.huge_pages {
             HugePages::Off => chunk - chunk % (64 * 1024),
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
@@ -193,7 +193,7 @@ impl PoolConfig {
 }
 
 /// Scales the parts for sending and landing from a pool of `from` bytes to a pool of `to` bytes.
-/// The parts keep their proportions unless a part would become too small.
+/// The parts keep their proportions, except that landing and control memory get at least MIN_PART.
 fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usize) {
     let scaled = |part: usize| {
         let part = part as u128 * to as u128 / (from as u128).max(1);

@@ -9,8 +9,8 @@ use crate::stats::Use;
 /// The cause is in the environment, except for EFAULT: the kernel cannot pin the given memory. The
 /// text names the call and the error. It also names the remedy for EFAULT and for limits:
 /// RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from mmap(2), RLIMIT_NOFILE with
-/// EMFILE, RLIMIT_FSIZE with EFBIG, and the limit on open files of the host with ENFILE. Other
-/// errors come from the kernel, the device or its driver.
+/// EMFILE, RLIMIT_FSIZE with EFBIG, and the host's limit on open files with ENFILE. Other errors
+/// come from the kernel, the device or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{what} {len} bytes failed: {source}{hint}",

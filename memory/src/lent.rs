@@ -220,7 +220,7 @@ mod tests {
         let memory = Arc::new(buf.freeze());
         let bytes = LendableMemory::bytes(memory.clone());
         let registration = pool.register_lendable(memory).unwrap();
-        // More than three quarters of the send memory.
+        // The lent bytes exceed three quarters of the send memory.
         let lent: Vec<_> = (0..3).map(|_| pool.lend(&bytes.slice(64..)).unwrap()).collect();
         assert_eq!((lent[0].addr(), lent[0].len()), (bytes.as_ptr() as u64 + 64, (8 << 20) - 64));
         let stats = pool.stats();

@@ -39,7 +39,8 @@
 //! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
-//! Each module imports only from modules below it in this table.
+//! The modules from `pool` to `stats` import only from modules below them in this table, except
+//! that `lent` imports from `buf`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

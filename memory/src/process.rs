@@ -223,7 +223,7 @@ impl<T> PerProcess<T> {
         (!value.is_own()).then_some(&**value)
     }
 
-    /// Returns the value, and sets it to `value` if this process has made none yet.
+    /// Sets the value to `value` if this process has made none yet. Returns the value.
     pub fn get_or_insert(&self, value: T) -> &T {
         let made = Box::into_raw(Box::new(Owned::new(value)));
         let mut seen = self.value.load(Acquire);

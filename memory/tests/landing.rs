@@ -151,7 +151,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     let two = take(&mut landing, chunk, 8192).unwrap();
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 4096);
     drop(two);
-    // A new chunk is used if the budget has room for a longer piece than the leased chunks.
+    // A new chunk is used if the budget has room for a longer piece than the leased chunks have.
     let mut other = pool.landing();
     drop(all);
     assert!(landing.trim() > 0);

@@ -31,7 +31,8 @@ struct Gate {
 struct State {
     /// The number of further calls that may pass. `None` lets all pass.
     passes: Option<usize>,
-    /// Lengths of the registrations that have begun, and 0 for each that has ended.
+    /// The lengths of the registrations that have begun, and 0 for each deregistration that has
+    /// begun.
     calls: Vec<usize>,
 }
 

@@ -69,7 +69,7 @@ fn threads_that_read_while_the_file_is_cut_survive() {
                 scope.spawn(|| {
                     while !guard.is_truncated() {
                         let read = map.as_ref().to_vec();
-                        // The check comes after the read, so a reader of other bytes also sees the
+                        // The check comes after the read, so a reader that has read zeros sees the
                         // mark.
                         assert!(read == [7; LEN] || is_truncated(map.as_ref()));
                     }

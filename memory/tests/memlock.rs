@@ -56,7 +56,7 @@ fn two_pools_share_the_limit(slow: bool) {
     let kept = landed.iter().filter(|landed| landed.hold()).count();
     assert!(kept > 0 && kept < landed.len(), "{kept} of {}", landed.len());
     assert!(second.may_land().is_ok());
-    // A third pool waits for their memory, but not for ever.
+    // A third pool waits for the memory of these two pools, but not for ever.
     let (mut thirds, begin) = (third.landing(), Instant::now());
     for n in 0..=20 {
         assert!(piece(&mut thirds).is_none());

@@ -228,7 +228,8 @@ proptest! {
                 Op::Reopen(connection) => {
                     connections[connection] = pool.landing();
                     waiting[connection] = false;
-                    // Its remaining pieces belong to a connection that no longer exists.
+                    // The remaining pieces belong to the earlier connection, which no longer
+                    // exists.
                     pieces.iter_mut().filter(|p| p.1 == connection).for_each(|p| p.1 = usize::MAX);
                 }
                 Op::StopWaiting(connection) => {

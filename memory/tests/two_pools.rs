@@ -18,7 +18,7 @@ use tonic_rdma_memory::{
 const KIB: usize = 1024;
 /// The time for which a pool waits for another pool that returns nothing.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// A length greater than any test leaves below the limit.
+/// A length for which [`leave_none`] leaves no room.
 const WANT: usize = 512 * KIB;
 
 /// Runs one test at a time, because the limit applies to the whole process.
@@ -115,7 +115,7 @@ fn who_has_none_waits_for_another_pool() {
     }
 }
 
-/// Raises the limit like prlimit(1), about which no pool is notified.
+/// Raises the limit as prlimit(1) does. No pool is notified of this.
 #[test]
 fn a_limit_that_is_raised_is_used_at_once() {
     for slow in [false, true] {
@@ -276,7 +276,8 @@ fn others_are_woken_for_a_claim_after_a_late_attempt() {
     }
 }
 
-/// Chunks in the queue of the landing thread leave the bytes that connections may need.
+/// Chunks in the queue of the landing thread do not take the bytes that connections may need for
+/// control memory.
 #[test]
 fn what_is_queued_counts_under_the_limit() {
     let _alone = alone();
@@ -308,7 +309,7 @@ fn memory_of_the_other_pool_fits_beside_both() {
     let arena = one.stats().registered;
     leave(unused(&one) + unused(&two) + arena - 1);
     assert!(two.resolve(&bytes).is_none());
-    // A refusal lasts for ten seconds, but not for the next arena.
+    // A refused arena is not tried again for ten seconds, but another arena is tried at once.
     let mut buf = one.try_alloc(300 * KIB).unwrap();
     buf.put_bytes(7, 300 * KIB);
     let bytes = buf.freeze();

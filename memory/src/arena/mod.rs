@@ -56,7 +56,7 @@ pub(crate) struct Arena {
     /// if the attempt fails. The registration is dropped before the memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
-    /// Registrations with the devices of other pools. They are also dropped before the memory.
+    /// Registrations with the devices of other pools. They are dropped before the memory.
     further: Arc<FurtherRegistrations>,
     region: Region,
     slot: usize,
@@ -99,7 +99,7 @@ pub(crate) struct Arenas {
     classes: Vec<Class>,
     /// The arenas of all size classes. The lock also serializes growth.
     arenas: Mutex<Slab<Arc<Arena>>>,
-    /// The size of a new arena for small slots, in bytes.
+    /// The size of a new arena in bytes, unless its slots are longer.
     arena_bytes: usize,
     /// Free dedicated arenas. They stay registered for the next request of their size, because
     /// memory is never registered per message (R12). They are removed when the budget needs their
@@ -250,8 +250,9 @@ impl Arenas {
         }
     }
 
-    /// Like [`take`](Self::take), but adds the examined arenas to `seen`. The caller drops these
-    /// references while it holds no lock, because they may be the last references.
+    /// Like [`take`](Self::take), but adds the other sets of arenas that it examines to `seen`. The
+    /// caller drops these references while it holds no lock, because they may be the last
+    /// references.
     #[cold]
     fn take_seeing(
         self: &Arc<Self>,

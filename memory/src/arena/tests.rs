@@ -11,7 +11,7 @@ use crate::stats::Use;
 
 const LARGE_PAGE: usize = 64 << 10;
 
-/// Returns the budget bytes that this number of blocks of `len` bytes take.
+/// Returns how many bytes of the budget this number of blocks of `len` bytes takes.
 fn taken(page: usize, len: usize, blocks: usize) -> usize {
     let sizes = PoolConfig::default().fit(None, Pinning::default()).unwrap();
     let budget = sizes.control;

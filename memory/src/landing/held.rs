@@ -88,7 +88,7 @@ impl Chunk {
         }
     }
 
-    /// Subtracts a piece of `bytes` bytes that the application no longer holds.
+    /// Subtracts a piece of `bytes` bytes, which the application does not hold, from the counters.
     fn uncount(&self, bytes: usize) {
         let (waiter, counters) = (self.waiter(), &self.ledger().counters);
         let unpinned = match self.n_held.fetch_sub(1, AcqRel) {

@@ -61,7 +61,8 @@ pub(super) struct Failed {
 }
 
 impl Making {
-    /// Asks the landing thread to make a chunk for this lease and to wake the owner.
+    /// Asks the landing thread to make a chunk for this lease, and then to wake the allocator's
+    /// owner.
     pub(super) fn begin(lease: Lease, request: AllocRequest) -> Self {
         let slot = Arc::<Slot>::default();
         let (bytes, waiter, ledger) = (lease.bytes(), lease.waiter.clone(), lease.ledger.clone());

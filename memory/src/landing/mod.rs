@@ -289,7 +289,8 @@ impl Landing {
             .max_by_key(|(_, _, run)| *run)
     }
 
-    /// The size of the shortest new chunk that gives a longer piece than the longest free run.
+    /// The size in bytes of the shortest new chunk that gives a longer piece than the longest free
+    /// run.
     fn needed(&self, want: usize, min: usize) -> usize {
         let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
         want.min(run + 1).max(min).saturating_mul(GRANULE)
@@ -432,8 +433,8 @@ impl Landing {
     /// Takes the lease of a chunk with room for several pieces of `want` granules, or else for at
     /// least `needed` bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
     ///
-    /// A connection with more memory gets longer chunks. No chunk has a remainder that is too short
-    /// for a piece, and a chunk beyond the share has room for only one piece.
+    /// A connection that has leased more memory gets longer chunks. No chunk has a remainder that
+    /// is too short for a piece, and a chunk beyond the share has room for only one piece.
     fn lease(&self, want: usize, needed: usize, left: usize) -> Option<Lease> {
         let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
         let piece = piece.unwrap_or(usize::MAX);

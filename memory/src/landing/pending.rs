@@ -10,7 +10,8 @@ use crate::landing::Landing;
 use crate::ledger::Waiting;
 
 impl Landing {
-    /// Whether the landing thread makes the chunks. The thread must be able to wake the owner.
+    /// Whether the landing thread makes the chunks. This needs a waker, by which the thread wakes
+    /// the owner.
     pub(crate) fn uses_thread(&self) -> bool {
         self.has_waker && self.ledger.registrar.is_slow()
     }

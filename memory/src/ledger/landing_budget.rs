@@ -157,7 +157,7 @@ impl OthersWait {
 mod tests {
     use super::*;
 
-    /// Follows the table of the module.
+    /// Follows the module's table of the wait.
     #[test]
     fn it_lasts_until_nothing_has_been_returned_for_long() {
         let (wait, begin) = (OthersWait::default(), Instant::now());

@@ -202,7 +202,8 @@ impl Ledger {
         }
     }
 
-    /// Records that a connection waits for landing memory at `now`, by the caller's clock.
+    /// If the landing budget is lowered, records that a connection waits at `now`, by the caller's
+    /// clock, and ends a pause.
     pub(crate) fn waited(&self, now: Instant) {
         if self.landing.is_lowered() {
             self.landing.others_wait.waited(now, pinning_pools::returns());
@@ -225,8 +226,8 @@ impl Ledger {
     }
 
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if the
-    /// limit leaves fewer than `min` bytes. Also returns `None` in that case if waiting cannot
-    /// help: the pool has no landing memory, and there are no [other pools to wait
+    /// limit leaves fewer than `min` bytes. In that case, returns `None` if waiting cannot help:
+    /// the pool has no landing memory, and there are no [other pools to wait
     /// for](Self::waits_for_others).
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);

@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(adjacent, 0, "{starts:x?}");
     }
 
-    /// Returns a figure from smaps for the mapping around an address, which may be merged with
-    /// others.
+    /// Returns a figure from smaps for the mapping that contains an address. The kernel may have
+    /// merged this mapping with others.
     #[cfg(not(miri))]
     fn smaps(start: usize, what: &str) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -19,7 +19,7 @@
 //! Programs and their heaps lie below this range or use little of the range, and the stack has room
 //! to grow. The address of the stack reveals the size of the address space: 47 bits on x86-64, 48
 //! on most of arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the
-//! range. Attempts to map reserved parts fail, and another address is tried.
+//! range. A mapping that is requested in such a part lies elsewhere, and another address is tried.
 
 use std::io;
 use std::ptr::NonNull;

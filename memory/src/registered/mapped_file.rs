@@ -4,7 +4,7 @@
 //! | the pages | what a read finds |
 //! |---|---|
 //! | in the file | the file |
-//! | beyond its end, in a guarded range | zeros: the handler maps a page of zeros there, and permanently marks the range as truncated |
+//! | beyond its end, in a guarded range | zeros: the handler maps a page of zeros there, and marks the range as truncated until its guard is dropped |
 //! | beyond its end, in any other range | the previous handler runs, or the process ends |
 //!
 //! The handler is installed with the first guarded range, and never for memory without a file. Code

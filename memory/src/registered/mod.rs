@@ -58,7 +58,8 @@ pub(crate) enum Owner {
     Peer,
 }
 
-/// A registration that is in the index.
+/// A registration that is in the index. `None` if the memory is empty, or once the registration has
+/// been taken out.
 struct Registered(Option<DeviceRegistration>);
 
 impl PoolRegistration {

@@ -47,8 +47,8 @@ impl OtherPools {
     }
 
     /// Registers the arena that the bytes lie in, if it belongs to one of the other pools. Returns
-    /// true if this call has registered the arena. A slow device registers the arena on a thread,
-    /// and a later look-up finds the registration.
+    /// true if this call has registered the arena. If the device is slow, a thread registers the
+    /// arena, and a later look-up finds the registration.
     pub(crate) fn register(&self, ledger: &Arc<Ledger>, bytes: &Bytes) -> bool {
         let Some((further, other)) = self.find(bytes) else { return false };
         if other.is_inherited() || !further.begin(ledger) {
@@ -99,7 +99,7 @@ impl FurtherRegistrations {
         FurtherRegistrations { addr, len, all: Mutex::default() }
     }
 
-    /// Returns true if the caller is to register the arena with the device of this pool.
+    /// Returns true if the caller is to register the arena with the device of `ledger`.
     fn begin(&self, ledger: &Arc<Ledger>) -> bool {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         match of(&mut all, ledger) {

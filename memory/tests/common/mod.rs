@@ -167,7 +167,7 @@ pub(crate) fn page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap()
 }
 
-/// madvise(2) fails with ENOMEM on ranges that are not mapped throughout.
+/// Whether all of the range is mapped. Otherwise madvise(2) fails with ENOMEM.
 fn is_mapped(entry: Entry) -> bool {
     let in_page = entry.start % page();
     let (start, len) = (entry.start - in_page, entry.len + in_page);
