@@ -128,7 +128,7 @@ impl LentPiece {
         dst.put_slice(&self.tail);
     }
 
-    /// Reads the piece as one message, without its header.
+    /// Returns a reader of the piece, which is one message, without the message's header.
     pub(super) fn message(self, window: &mut Window) -> LandedReader<'_> {
         let LentPiece { mut head, lent, tail } = self;
         head.advance(HEADER.min(head.len()));

@@ -76,7 +76,7 @@ where
     }
 }
 
-/// Encodes messages, and leaves long `bytes` fields to this crate's transport.
+/// Encodes messages, and leaves long `bytes` fields to the transport of tonic-rdma.
 pub struct ProstEncoder<T> {
     settings: BufferSettings,
     next: Batching,

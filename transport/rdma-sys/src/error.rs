@@ -13,8 +13,8 @@ pub enum LoadError {
     Library {
         /// The file name of the library.
         library: &'static str,
-        /// The dynamic linker's message. If a file for another processor was found, its path is
-        /// appended.
+        /// The dynamic linker's message. If a file for another processor was found, its path and
+        /// its processor are appended.
         dlerror: String,
     },
     /// A library was opened but lacks a function. The library is too old, or does not belong to

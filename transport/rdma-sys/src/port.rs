@@ -24,8 +24,8 @@ opaque! {
     _compat_ibv_port_attr,
 }
 
-/// The attributes of ibv_query_port(3) in version 22. Newer versions have one more field. Newer
-/// versions do not write that field if they get the size of this struct.
+/// The attributes of ibv_query_port(3) in version 22. Newer versions have one more field, and do
+/// not write that field if they get the size of this struct.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {

@@ -154,7 +154,7 @@ pub(crate) struct Gather {
 /// buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
-    /// Bytes that the decoder copies to the buffer.
+    /// The number of bytes that the decoder has copied to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
     /// Whether the rest of the body cannot land in the buffer, so that the stream may release the
     /// buffer.

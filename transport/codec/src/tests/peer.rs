@@ -5,7 +5,7 @@ use tonic_rdma_memory::test_util::SharedArena;
 
 use crate::tests::*;
 
-/// Fields of every kind, each at a window's end and behind a borrowed field.
+/// A message with fields of every kind, at the ends of windows and after borrowed fields.
 fn everything() -> Tree {
     let small = |number| Tree { number, text: "short".into(), ..Tree::default() };
     Tree {
@@ -136,7 +136,7 @@ impl http_body::Body for Spoilt {
         let this = &mut *self;
         let frame = std::pin::Pin::new(&mut this.received).poll_frame(cx);
         for at in &this.headers {
-            // The header then states a larger length, by which the message would end within the
+            // The header then states a larger length, with which the message would end within the
             // next message.
             this.arena.write(at + 3, &[0xff, 0xff]);
         }
