@@ -48,7 +48,7 @@ pub(crate) fn settled(bytes: usize) {
 pub(crate) struct Costs {
     /// Processor time of all threads in seconds, user and kernel.
     pub(crate) cpu_seconds: f64,
-    /// Bytes copied from files.
+    /// Bytes copied from files, pipes and terminals into memory.
     pub(crate) file_read_bytes: u64,
     /// Bytes copied into files.
     pub(crate) file_written_bytes: u64,

@@ -65,7 +65,7 @@ pub(crate) fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Permission bits as `ls -l` writes them.
+/// The kind and the permission bits as `ls -l` writes them.
 pub(crate) fn mode(entry: &Entry) -> String {
     let kind = if entry.kind() == Kind::Directory { 'd' } else { '-' };
     let Some(mode) = attributes(entry).mode else { return "?---------".to_owned() };
@@ -85,8 +85,8 @@ pub(crate) fn crc32c(entry: &Entry) -> String {
     entry.crc32c.map_or("-".to_owned(), |crc32c| format!("{crc32c:08x}"))
 }
 
-/// RFC 3339 in UTC, to the nanosecond. Years that RFC 3339 cannot represent are given in seconds
-/// since 1970.
+/// Formats a time as RFC 3339 says, in UTC, to the nanosecond. A time in a year that RFC 3339
+/// cannot represent is given in seconds since 1970, after an `@`.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let seconds = |sign, duration: std::time::Duration| {
         (sign * duration.as_nanos() as i128, duration.as_secs())

@@ -104,7 +104,7 @@ fn add(
     Ok(())
 }
 
-/// Creates the directory for a tree if it does not exist.
+/// Opens the directory for a tree, and creates it first if it does not exist.
 fn make_root(path: &Path) -> Result<Arc<Dir>, Failure> {
     let open = || {
         std::fs::create_dir_all(path)?;

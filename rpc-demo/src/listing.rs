@@ -1,5 +1,5 @@
-//! The entries that a server has under a name. The server is not trusted: a name that it returns
-//! must lie below the requested name.
+//! The entries that a server has under a name. The server is not trusted: each name that it returns
+//! must be the requested name or lie below it.
 
 use std::collections::HashMap;
 

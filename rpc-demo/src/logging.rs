@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::progress::Aside;
 
 /// Starts logging. By default warnings are shown, because they explain a fallback to TCP. `-v`
-/// shows more. RUST_LOG, if set, replaces the default and `-v`.
+/// shows more. RUST_LOG, if set and not empty, replaces the default and `-v`.
 pub(crate) fn start(verbose: u8) -> Result<(), Failure> {
     const OURS: [&str; 2] = ["rpc_demo", "tonic_rdma"];
     let at_least = |level| Targets::new().with_targets(OURS.map(|target| (target, level)));

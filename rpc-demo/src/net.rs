@@ -67,7 +67,8 @@ impl Connection {
         self.chunk(asked.or(Some(default)))
     }
 
-    /// Whether the server may change the bytes of a response that arrives over the current path.
+    /// Whether the server can still change the bytes of a response that arrives over the current
+    /// path.
     pub(crate) fn body(&self) -> Body {
         body(self.0.channel.path().path)
     }
@@ -77,8 +78,8 @@ impl Connection {
     }
 }
 
-/// Whether a peer may change the bytes of a body that arrived over this path. Over TCP the bytes
-/// lie in private memory. With `--lend`, processes of this host are trusted not to change the
+/// Whether a peer can still change the bytes of a body that arrived over this path. Over TCP the
+/// bytes lie in private memory. With `--lend`, processes of this host are trusted not to change the
 /// bytes, because these processes run as this user or as root and could also write to the files.
 pub(crate) fn body(path: Path) -> Body {
     let is_trusted = path == Path::Shm && disk::lends();

@@ -128,7 +128,7 @@ impl Drop for Bar {
     }
 }
 
-/// Shortens a name to its end, so that it fits into a bar.
+/// Returns the last 24 characters of a name, escaped, so that they fit into a bar.
 fn short(name: &str) -> String {
     let mut last: Vec<char> = name.chars().rev().take(24).collect();
     last.reverse();

@@ -23,8 +23,9 @@ impl Ranges {
         sound.then_some(Ranges { size, each })
     }
 
-    /// Divides `size` bytes, up to 4 PiB, into ranges whose size is as close to `wish` bytes as
-    /// possible.
+    /// Divides `size` bytes, up to 4 PiB, into ranges of `wish` bytes, rounded down to whole pages.
+    /// The ranges are longer or shorter if `wish` is not a valid size, or would give too many
+    /// ranges.
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
         let each = wish.clamp(RANGE_MIN, RANGE_MAX).max(least);

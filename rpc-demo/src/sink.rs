@@ -43,7 +43,7 @@ impl Written {
     }
 
     /// Returns the file for O_DIRECT, and how many bytes at the start of a chunk can be written to
-    /// it past the page cache. Returns `None` if no bytes can be.
+    /// it past the page cache. Returns `None` if no bytes can be written past it.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
             disk::too_short();
@@ -405,8 +405,8 @@ mod tests {
         assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
     }
 
-    /// Bytes that can still change are copied, once, before they are checked: in the page cache and
-    /// past it.
+    /// Bytes that can still change are copied, once, before they are checked, whether they are
+    /// written through the page cache or past it.
     #[tokio::test]
     async fn what_may_change_is_copied_before_it_is_checked() {
         let (temp, dir) = dir();

@@ -243,8 +243,8 @@ pub(crate) fn read_small(
     Ok((bytes, digest))
 }
 
-/// Passes the CRC32C of each range of a file to `emit`, in order, until `emit` breaks. A range that
-/// extends beyond the end of the file covers only existing bytes. Blocks.
+/// Passes the index and the digest of each range of a file to `emit`, in order, until `emit`
+/// breaks. A range that extends beyond the end of the file covers only existing bytes. Blocks.
 pub(crate) fn checksums(
     file: &File,
     ranges: &Ranges,

@@ -132,7 +132,7 @@ fn bench_measures_and_cleans_up() {
         &["operation", "sequential", "random", "8 KiB", "1 MiB", "MB/s", "jobs: 3", &path()],
     );
 
-    // If interrupted, it also removes what it wrote.
+    // An interrupted bench also removes the objects that it has written.
     let mut command = server.client_command(["bench", "--sizes", "4KiB,8MiB", "--amount", "64GiB"]);
     let client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until("it writes", dir.path(), || names(dir.path()).len() == 2);
@@ -186,7 +186,7 @@ fn bash_completes_behind_a_subcommand() {
     assert_eq!(bash_offers(script, &["rpc-demo", "put", "--chunk"]), ["--chunk-size"]);
     assert_eq!(bash_offers(script, &["rpc-demo", "serve", "--no"]), ["--no-sync", "--no-direct"]);
     assert_eq!(bash_offers(script, &["target/release/rpc-demo", "doctor", "--pe"]), ["--peer"]);
-    // Global flags as well, and the values of an argument.
+    // bash also offers global flags, and the values of an argument.
     assert!(bash_offers(script, &["rpc-demo", "ls", "--"]).contains(&"--verbose".to_owned()));
     assert_eq!(bash_offers(script, &["rpc-demo", "completions", "fi"]), ["fish"]);
 }

@@ -45,10 +45,10 @@ fn works_in(said: &str) -> PathBuf {
 fn it_compares_tcp_the_best_path_and_a_copy() {
     let dir = scratch();
     // The codec shows tonic the length of each message that is longer than any before, and more
-    // parallel jobs make more of them.
+    // parallel jobs make more such messages.
     let args = ["--size", "64MiB", "--rounds", "1", "--jobs", "3", "--dir"];
-    // Through the page cache on every file system, and by WRITE, so that the number of copies is
-    // known.
+    // Files go through the page cache on every file system, and payload goes by WRITE, so the
+    // number of copies is known.
     let mut demo = demo(&args);
     demo.env("RPC_DEMO_NO_DIRECT", "1");
     let output = ok(demo.arg(dir.path()).output().unwrap());
@@ -111,7 +111,8 @@ fn it_works_in_memory_where_there_is_some() {
     assert!(!place.exists(), "{}", place.display());
 }
 
-/// A demonstration whose server runs: its working directory, and the server's process.
+/// Starts a demonstration and waits until its server runs. Returns the process and its stdout, its
+/// working directory, and the server's process ID.
 fn under_way(mut demo: Command) -> (Child, BufReader<ChildStdout>, PathBuf, u32) {
     let mut demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(demo.stdout.take().unwrap());
@@ -132,7 +133,8 @@ fn one_that_is_interrupted_leaves_nothing() {
         demo
     };
     for signal in [Signal::INT, Signal::TERM] {
-        // In memory if there is space, because leaked files would stay allocated there.
+        // The second demonstration works in memory if there is space, because leaked files would
+        // stay allocated there.
         for demo in [here(), demo(&["--size", "64MiB"])] {
             let (mut demo, _stdout, place, server) = under_way(demo);
             // A client has begun to put.

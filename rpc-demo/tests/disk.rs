@@ -68,7 +68,7 @@ fn has_direct(dir: &Path) -> bool {
     opened.is_ok()
 }
 
-/// Sixty files together, with tails that are not whole blocks, and one that travels in ranges.
+/// Transfers sixty files together, whose tails are not whole blocks, and one file in ranges.
 #[test]
 fn large_files_go_past_the_page_cache() {
     let dir = on_disk();
@@ -93,8 +93,9 @@ fn large_files_go_past_the_page_cache() {
         assert!(reason.starts_with("no O_DIRECT: "), "{reason}");
         return;
     }
-    // Less than all: short tails do not count, nor data for which the pool had no memory, nor data
-    // copied to the heap because much waits for the disk.
+    // Only half of the bytes must go past the page cache. Short tails do not, nor does data for
+    // which the pool had no memory, nor data copied to the heap because much data waits for the
+    // disk.
     let most = number(&put, "bytes") / 2;
     assert!(number(&put["costs"], "direct_read_bytes") > most, "{put}");
     assert!(number(&after_put, "direct_written_bytes") > most, "{after_put}");
@@ -231,7 +232,7 @@ fn without_room_in_memlock_it_works_as_well() {
     assert!(fs::read(server.root.join("x")).unwrap() == fs::read(&file).unwrap());
 }
 
-/// Bytes of files that the server has not stored yet.
+/// Bytes of the server's incomplete files.
 fn received(server: &Server) -> u64 {
     let files = fs::read_dir(server.temp()).into_iter().flatten();
     files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum()
@@ -250,7 +251,8 @@ fn files_that_change_meanwhile_are_errors_or_whole() {
         let mut put = server.client_command(["put".as_ref(), file.as_os_str(), "x".as_ref()]);
         put.env("TONIC_RDMA", way()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut put = put.spawn().unwrap();
-        // Acts at the start, and after the server has received a part of the file.
+        // The change comes at the start in some rounds, and after the server has received a part of
+        // the file in others.
         let part = old.len() as u64 * (round / 3) / 4;
         while put.try_wait().unwrap().is_none() && received(&server) < part {
             std::thread::yield_now();

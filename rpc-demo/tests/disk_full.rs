@@ -1,5 +1,5 @@
-//! A full disk in the guest, which has a small one. The server and the client write past the page
-//! cache, from memory that is registered with a device.
+//! Fills the guest's small disk. The server and the client write past the page cache, from memory
+//! that is registered with a device.
 //!
 //! ```text
 //! tests/guest/run --device rxe --disk 256M --env TONIC_RDMA=verbs -- target/.../disk_full-HASH
@@ -16,7 +16,7 @@ use std::process::Stdio;
 use common::*;
 use tempfile::TempDir;
 
-/// Two files of this size do not fit on the disk next to one of [`TAKEN`].
+/// Two files of this size do not fit on the disk in addition to a file of [`TAKEN`] bytes.
 const LEN: usize = 72 << 20;
 const TAKEN: usize = 110 << 20;
 
@@ -68,7 +68,7 @@ fn puts_that_fill_the_disk_fail_with_the_reason() {
     }
 }
 
-/// A get whose target has no room.
+/// The disk of a get's target has no room.
 #[test]
 fn a_get_that_fills_the_disk_fails_with_the_reason() {
     let [disk, memory] = places();

@@ -17,7 +17,7 @@ fn doctor() -> Command {
     command
 }
 
-/// Parses its JSON, which must be exactly one line.
+/// Parses the doctor's JSON, which must be exactly one line.
 fn json(output: &Output) -> Value {
     let text = stdout(output);
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -133,7 +133,7 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     let url = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
     let output = doctor().args(["--json", "--peer", &url]).output().unwrap();
-    // The report on this host is complete in spite of that.
+    // The report on this host is complete although the peer is unreachable.
     assert!(json(&output)["peer"]["error"].as_str().unwrap().contains("refused"));
     let output = Output { stdout: Vec::new(), ..output };
     says(&failed(output, 2), &["no server answers", &url, "--peer"]);

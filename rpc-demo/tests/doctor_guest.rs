@@ -6,8 +6,9 @@
 //!     target/.../doctor_guest-HASH --test-threads=1
 //! ```
 //!
-//! DIR has the Debian packages of rdma-core, instead of a mirror. The guest's limit is low because
-//! PAM gives a login without its own limit that of process 1.
+//! DIR contains the Debian packages of rdma-core, which a mirror would otherwise provide. The
+//! guest's memlock limit is low, because PAM gives the limit of process 1 to a login without a
+//! limit of its own.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +27,7 @@ use serde_json::Value;
 /// The program, in a place that an ordinary user can access.
 const PROGRAM: &str = "/tmp/rpc-demo";
 const USER: &str = "1000";
-/// The user's limit in the test of the limit, and in all other tests.
+/// The user's memlock limit in bytes, in the tests of this limit and in all other tests.
 const TOO_LITTLE: u64 = 64 << 10;
 const USUAL: u64 = 8 << 20;
 
@@ -195,7 +196,7 @@ struct Cure {
 }
 
 impl Cure {
-    /// Runs the commands that need root as root.
+    /// Runs the command as root. The cure must say that it needs root.
     #[track_caller]
     fn follow(&self) {
         assert!(self.root, "{self:?}");

@@ -1,5 +1,5 @@
-//! Acknowledged data has been synced. If a sync fails, which strace injects, the command also
-//! fails. Run by `tests/guest/suite` on this machine. Needs strace.
+//! Acknowledged data has been synced. If a sync fails, the command also fails; strace injects the
+//! failures. Run by `tests/guest/suite` on this machine. Needs strace.
 
 #![allow(clippy::unwrap_used)]
 
@@ -92,9 +92,9 @@ fn without_io_uring_files_go_through_the_page_cache() {
     }
 }
 
-/// The path whose sync fails, the content to put in bytes (`None`: a directory), and its name.
-/// Temporary files are numbered consecutively; the first number goes to the file with which the
-/// server probes the file system.
+/// The path whose sync fails, the length in bytes of the object to put (`None` for a directory),
+/// and the name to put it under. Temporary files are numbered consecutively; the first number goes
+/// to the file with which the server probes the file system.
 const PUTS: [(&str, Option<usize>, &str); 7] = [
     // The content, before it has its name; also of a large object, which arrives in ranges.
     (".rpc-demo-tmp/1.part", Some(1000), "name"),

@@ -84,7 +84,8 @@ fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     client
 }
 
-/// The only file is the received part of a large file, kept for --resume.
+/// Checks that the client's only file is the received part of a large file, kept for --resume, and
+/// removes it.
 fn only_a_part(dirs: &Dirs) {
     let [part] = names(&dirs.here()).try_into().unwrap();
     assert!(part.starts_with(".rpc-demo-") && part.ends_with(".part"), "{part}");
@@ -361,7 +362,8 @@ fn a_server_whose_disk_is_full() {
                 if possible { "free some space" } else { "limit on file sizes" },
             ],
         );
-        // Its space is free again, so the next round starts from the same state.
+        // The server frees the space of the failed put, so the next round starts from the same
+        // state.
         let began = Instant::now();
         while !server.client(put(&small, "again")).status.success() {
             assert!(began.elapsed() < HANG, "the server keeps what it cannot use");

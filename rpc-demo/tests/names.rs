@@ -328,7 +328,7 @@ fn a_local_name_that_is_not_utf8_is_named() {
     let tree = dir.path().join("tree");
     let line = failed(server.client(["put".as_ref(), tree.as_os_str(), "t".as_ref()]), 1);
     says(&line, &["tree/sub/bad\u{fffd}", "not UTF-8", "rename it"]);
-    // Reported before anything was sent.
+    // The error is reported before anything is sent.
     assert_eq!(names(&dir.path().join("root")), [".rpc-demo-tmp"]);
 }
 

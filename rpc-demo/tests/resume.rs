@@ -1,5 +1,5 @@
-//! Interrupted transfers. Only complete objects are ever visible, and only the missing part is sent
-//! again.
+//! Interrupted transfers. Only complete objects are ever visible, and a resumed transfer sends only
+//! the missing part.
 
 #![allow(clippy::unwrap_used)]
 
@@ -56,7 +56,8 @@ fn received(root: &Path) -> u64 {
         .sum()
 }
 
-/// Every object in the store belongs to the tree and is complete.
+/// Checks that every object in the store belongs to the tree and is complete. Returns the number of
+/// objects.
 #[track_caller]
 fn only_whole(store: &Path, tree: &Path) -> usize {
     let all = picture(tree);
@@ -74,7 +75,7 @@ fn wire(json: &serde_json::Value, route: &str) -> u64 {
     ways.iter().map(|field| number(&json[route], field)).sum()
 }
 
-/// Everything was transferred, and only the missing part was sent.
+/// Checks that everything was transferred, and that only the missing part was sent.
 #[track_caller]
 fn only_the_rest(json: &serde_json::Value, route: &str, all: u64, at_least_kept: u64) {
     let (moved, kept) = (number(json, "moved_bytes"), number(json, "kept_bytes"));
@@ -95,7 +96,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     let all = tree(&tree_at, 300, 96 << 20);
     let put = ["put", tree_at.to_str().unwrap(), "t"];
 
-    // Killed once during the small files, and once during the large one.
+    // The server is killed once during the small files, and once during the large one.
     let mut server = Server::start(&root);
     let client = spawn(&server, &put);
     until("some files are there", &root, || {
@@ -201,10 +202,10 @@ fn get_goes_on_after_both_ends_were_killed() {
         let found = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap());
         let parts =
             found.filter(|entry| entry.file_name().to_str().unwrap().starts_with(".rpc-demo-"));
-        // It may be renamed at this moment.
+        // The file may be renamed at this moment.
         parts.map(|entry| entry.metadata().map_or(0, |file| file.blocks() * 512)).sum::<u64>()
     };
-    // Small files are sent in parallel with it, and the last one may arrive late.
+    // Small files are sent in parallel with the large one, and the last small file may arrive late.
     let whole = |dir: &Path| {
         let found = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name());
         found.filter(|name| !name.to_str().unwrap().starts_with('.')).count()
@@ -275,7 +276,7 @@ fn a_put_that_begins_anew_removes_what_another_left() {
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
 
-    // A server that keeps no uploads removes it at once.
+    // A server that keeps no uploads removes the part at its start.
     let other = dirs.at("two/root");
     assert!(
         std::process::Command::new("cp")

@@ -53,7 +53,7 @@ fn rows(table: &str) -> Vec<Vec<String>> {
     table.lines().map(cells).collect()
 }
 
-/// A client that stores an object of which the last part does not come.
+/// A client that stores an object whose last part does not come.
 struct Upload(Child);
 
 impl Upload {
@@ -273,7 +273,7 @@ fn a_server_that_goes_away_is_asked_again() {
     assert!(!top.shown.screen().alternate_screen());
 }
 
-/// A server that lists what it likes.
+/// A server with one of these lists.
 #[derive(Clone, Copy)]
 enum Hostile {
     /// Names that change the terminal.

@@ -264,7 +264,7 @@ fn over_shared_memory_little_is_copied() {
         assert_eq!((&route["path"], number(route, "tcp_bytes")), (&"shm".into(), 0), "{route}");
         let (written, lent) = (number(route, "write_bytes"), number(route, "lent_bytes"));
         assert!(written + lent >= bytes, "{route}");
-        // How much is copied depends on timing; most of the data never is.
+        // How much is copied depends on timing, but most of the data is never copied.
         assert!(number(route, "copied_bytes") < bytes / 4, "{route}");
     };
     little(&run(&args("put", &[&file, "x".as_ref()], &[]))["route"]);

@@ -190,8 +190,8 @@ pub(crate) struct Transfer {
     #[command(flatten)]
     pub(crate) parallel: Parallel,
 
-    /// Continue an interrupted transfer: compares what the target already has by CRC32C, and
-    /// transfers only what is missing or differs.
+    /// Continue an interrupted transfer: compare by CRC32C what the target already has, and
+    /// transfer only what is missing or differs.
     #[arg(long)]
     pub(crate) resume: bool,
 

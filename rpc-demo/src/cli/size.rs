@@ -38,7 +38,8 @@ pub(super) fn object(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses a number of bytes with an optional unit (KiB, MiB, GiB, TiB, or kB, MB, GB, TB).
+/// Parses a whole number of bytes with an optional unit: B, K or KiB to T or TiB (powers of 1,024),
+/// kB to TB (powers of 1,000).
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);

@@ -4,8 +4,8 @@ use clap::error::ErrorKind;
 
 use crate::failure::Failure;
 
-/// Parses the command line. `Err` holds the message and the exit code; help and version are printed
-/// as clap does, with exit code 0.
+/// Parses the command line. `Err` holds the message and the exit code. If help or the version is
+/// requested, clap prints it and ends the process with exit code 0.
 pub(crate) fn parse<C: clap::Parser>() -> Result<C, Failure> {
     C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),

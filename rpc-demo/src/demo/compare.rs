@@ -14,7 +14,8 @@ use crate::tree::{Tree, shown};
 /// Bytes compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// Compares names, kinds, sizes, modes, times and contents. Returns early if `stop` is set.
+/// Compares names, kinds, sizes, modes, times and contents. Fails if the trees differ, or as soon
+/// as `stop` is set.
 pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tally, Failure> {
     let (ours, theirs) = (Tree::walk(left)?, Tree::walk(right)?);
     if let Some((a, b)) = ours.nodes.iter().zip(&theirs.nodes).find(|(a, b)| a != b) {

@@ -60,7 +60,7 @@ impl Plan {
         self.files.len()
     }
 
-    /// Writes the tree and an additional empty directory. Returns early if `stop` is set.
+    /// Writes the tree and an additional empty directory. Fails as soon as `stop` is set.
     pub(super) fn write(&self, dir: &Path, stop: &AtomicBool) -> Result<(), Failure> {
         let progress = Progress::start(Some(self.bytes()));
         let empty = dir.join("empty-directory");

@@ -133,8 +133,8 @@ impl Demonstration<'_> {
         output::line(format_args!("demo: server at {url}, process {pid}"))
     }
 
-    /// Makes a plain copy, and sends and fetches the tree over the best path and over TCP. Returns
-    /// a description of the best path.
+    /// Makes a plain copy, and sends and fetches the tree over the best path and, if that is not
+    /// TCP, also over TCP. Returns a line that describes the best path.
     async fn round(&mut self, round: u16, rounds: u16) -> Result<String, Failure> {
         let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
         let plain = self.place.blocking(move |stop| plain::copy(&source, &copy, stop)).await?;

@@ -19,7 +19,7 @@ use crate::cli::size_shown;
 use crate::failure::Failure;
 use crate::tree::shown;
 
-/// Size of the smallest tree that has all its parts, in bytes.
+/// Minimum size of the tree in bytes.
 pub(super) const SIZE_MIN: u64 = 1 << 20;
 /// Default size of the tree in bytes, if it fits.
 pub(super) const SIZE: u64 = 1 << 30;
@@ -148,7 +148,8 @@ impl Candidate {
         Candidate { path: path.to_owned(), backing, room }
     }
 
-    /// Says how much space is missing for a tree of `size` bytes.
+    /// Says why three trees of `size` bytes do not fit, or why nothing can be written to the
+    /// directory.
     fn lacks(&self, size: u64) -> String {
         let path = shown(&self.path);
         match &self.room {

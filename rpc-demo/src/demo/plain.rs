@@ -10,8 +10,8 @@ use crate::costs::{self, Costs};
 use crate::failure::Failure;
 use crate::tree::{Tree, shown};
 
-/// Copies the tree `from` to `to`, which must not exist. Returns early, between two files, if
-/// `stop` is set.
+/// Copies the tree `from` to `to`, which must not exist. Fails before the next file once `stop` is
+/// set.
 pub(super) fn copy(from: &Path, to: &Path, stop: &AtomicBool) -> Result<Run, Failure> {
     let (began, before) = (Instant::now(), Costs::now());
     let tree = Tree::walk(from)?;

@@ -91,7 +91,7 @@ pub(super) struct Done {
 }
 
 impl Processes {
-    /// Starts the server. Returns its address and its process.
+    /// Starts the server. Returns its URL and its process ID.
     pub(super) async fn start(
         &mut self,
         program: &Path,
@@ -216,8 +216,8 @@ impl Processes {
     }
 }
 
-/// The number of parallel transfers if both ends share a host's processors. Each transfer waits
-/// most of the time, for a peer thread or for its own reads. In a measurement with one more
+/// The default number of parallel transfers. Both ends share this host's processors. Each transfer
+/// waits most of the time, for a peer thread or for its own reads. In a measurement with one more
 /// transfer than processors, a sixth of the processor time was idle.
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

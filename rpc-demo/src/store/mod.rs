@@ -57,7 +57,7 @@ pub(crate) struct Store {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Sync files and directories before anything is acknowledged.
+    /// Whether files and directories are synced before anything is acknowledged.
     pub(crate) sync: bool,
     /// How long the received part of an interrupted upload is kept.
     pub(crate) keep_uploads: Duration,

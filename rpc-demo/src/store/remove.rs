@@ -58,8 +58,8 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes files that an earlier server left unfinished, except resumable uploads, and returns
-    /// their number.
+    /// Removes files that an earlier server left unfinished, except uploads that have not expired.
+    /// Returns the number of removed files.
     pub(super) fn remove_stale(&self) -> io::Result<usize> {
         let mut count = 0;
         for entry in self.temp.entries()? {
@@ -80,8 +80,8 @@ impl Store {
         Ok(count)
     }
 
-    /// Whether the received part of an upload is too old to be kept. A part with a modification
-    /// time in the future is kept.
+    /// Whether the received part of an upload is too old to be kept. A modification time in the
+    /// future counts as an age of 0.
     pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
         let modified =
             metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -14,7 +14,7 @@
 //! | `Present` | claim (the client's bytes differ) | `Writing` |
 //!
 //! An upload ends when it is finished, aborted, taken over by a client that resumes it, or idle for
-//! too long. From then on no write reaches its file, even from writers that still run.
+//! too long. From then on its writers can no longer write to its file, even if they still run.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -67,7 +67,7 @@ pub(crate) struct Wanted {
     pub(crate) name: Name,
     pub(crate) ranges: Ranges,
     pub(crate) attributes: Attributes,
-    /// Continue an earlier upload.
+    /// Whether to continue an earlier upload.
     pub(crate) resume: bool,
 }
 

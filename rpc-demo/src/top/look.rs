@@ -55,7 +55,8 @@ impl Totals {
         Totals { calls: usage.calls, sent: usage.bytes_sent, received: usage.bytes_received }
     }
 
-    /// The growth since `before`. A program that was restarted counts from 0 again.
+    /// The growth per second since `before`, which was read `time` earlier. A program that was
+    /// restarted counts from 0 again.
     pub(crate) fn since(self, before: Totals, time: Duration) -> Rates {
         let seconds = time.as_secs_f64().max(0.001);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;

@@ -155,7 +155,7 @@ impl Origin {
         Pieces::get(connection, request, what).await
     }
 
-    /// Opens a file whose ranges are to be read. `None` for an object.
+    /// Opens a file whose ranges are to be read. `None` for an object and for stdin.
     pub(super) async fn open(&self) -> Result<Option<Opened>, Failure> {
         let Origin::File(path) = self else { return Ok(None) };
         let path = path.clone();

@@ -173,8 +173,8 @@ impl LocalFile {
         }
     }
 
-    /// Opens the file next to the target that receives ranges. Its name is the same after an
-    /// interruption.
+    /// Opens or creates the file next to the target that receives ranges. Its name is the same
+    /// after an interruption.
     pub(super) fn partial(&self) -> io::Result<Pending> {
         let (dir, last) = self.parent()?;
         Pending::reopen(dir, format!(".rpc-demo-{:016x}.part", crate::names::hash(last)))

@@ -1,4 +1,4 @@
-//! The doctor's report on a connection without calls over a device.
+//! The doctor's report on SENDs and WRITEs without calls, over a device.
 
 use serde_json::Value;
 

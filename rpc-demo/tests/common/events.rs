@@ -26,7 +26,8 @@ fn wait_for(event: impl AsFd, began: Instant, what: &str) {
     }
 }
 
-/// Waits for a change by others to files below a directory.
+/// Waits until `done` returns true. `done` is called at the start, and after each change that
+/// others make to files below a directory.
 pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
@@ -46,7 +47,7 @@ pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
 fn watch(changes: impl AsFd + Copy, dir: &Path) {
     let kinds = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::MODIFY;
     match inotify::add_watch(changes, dir, kinds | WatchFlags::ONLYDIR) {
-        // It may be removed in the meantime.
+        // The directory may have been removed in the meantime.
         Err(Errno::NOENT) => return,
         watched => watched.unwrap(),
     };
@@ -86,7 +87,7 @@ pub(crate) fn until_deaf(addr: &str) {
         stream.set_read_timeout(Some(HANG)).unwrap();
         let _ = stream.write_all(GREETING);
         let mut head = [0; 9];
-        // Ends with the connection, or with GOAWAY.
+        // This loop ends when the connection ends or GOAWAY arrives.
         while stream.read_exact(&mut head).is_ok() && head[3] != GOAWAY {
             let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
             let mut frame = vec![0; length as usize];

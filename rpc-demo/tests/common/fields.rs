@@ -4,7 +4,7 @@ use serde_json::Value;
 
 const GUIDE: &str = include_str!("../../../docs/troubleshooting.md");
 
-/// Checks that the guide documents all of them, with their paths.
+/// Checks that the guide documents all fields of `found`, with their paths.
 pub(crate) fn are_documented(found: &Value) {
     let (_, table) = GUIDE.split_once("\n### JSON\n").expect("the section on JSON");
     let (table, _) = table.split_once("\n## ").expect("an end");
@@ -26,7 +26,7 @@ pub(crate) fn are_documented(found: &Value) {
 
 fn look(value: &Value, path: &str, known: &[String]) {
     match value {
-        // The same at every path.
+        // The fields of a reason are the same at every path.
         _ if path.ends_with("reason") => {
             assert!(known.contains(&path.to_owned()), "{path} is not documented")
         }

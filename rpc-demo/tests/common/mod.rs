@@ -1,5 +1,6 @@
-//! Runs the real program over TCP. If GUEST_ADDR and GUEST_DEVICE name an address and its device,
-//! as in the guest (tests/guest/run --device rxe), it runs over RDMA.
+//! Runs the real program over TCP, or over shared memory if RPC_DEMO_TEST_SHM is set. If GUEST_ADDR
+//! and GUEST_DEVICE name an address and its device, as in the guest (tests/guest/run --device rxe),
+//! the program runs over RDMA.
 // Each test program uses only a part of this.
 #![allow(dead_code)]
 
@@ -22,12 +23,13 @@ use tempfile::TempDir;
 /// Maximum time that a test waits for an event before it fails as hung.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
-/// The program with an environment that is silent and restricts it to TCP on every machine.
+/// The program with an environment that leaves its log at the default level and restricts it to TCP
+/// on every machine.
 pub(crate) fn program() -> Command {
     quiet(Command::new(env!("CARGO_BIN_EXE_rpc-demo")))
 }
 
-/// `command` with that environment.
+/// `command` with the environment of [`program`].
 pub(crate) fn quiet(mut command: Command) -> Command {
     command.env_remove("RUST_LOG").env_remove("RPC_DEMO_SERVER").env_remove("TONIC_RDMA_DEVICE");
     command.env("TONIC_RDMA", "off").stdin(Stdio::null());
@@ -109,14 +111,14 @@ impl Server {
         Server { child, url: format!("http://{addr}"), root: root.to_owned(), stdout }
     }
 
-    /// The next line that it prints.
+    /// The next line that the server prints.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line
     }
 
-    /// Waits until it accepts no more connections.
+    /// Waits until the server accepts no more connections.
     pub(crate) fn is_deaf(&self) {
         until_deaf(self.url.strip_prefix("http://").unwrap());
     }
@@ -139,7 +141,7 @@ impl Server {
         self::signal(&self.child, signal);
     }
 
-    /// Names of incomplete files.
+    /// The number of incomplete files.
     pub(crate) fn unfinished(&self) -> usize {
         fs::read_dir(self.temp()).unwrap().count() - 1
     }
@@ -159,7 +161,7 @@ impl Server {
         until("the server drops what is not whole", &self.temp(), || self.unfinished() == 0);
     }
 
-    /// Waits for its end, and returns its exit status and stderr.
+    /// Waits until the server ends, and returns its exit status and stderr.
     pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
         let mut log = String::new();
