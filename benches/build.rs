@@ -1,5 +1,6 @@
-//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host. The same
-//! messages get tonic's codec, the zero-copy codec and a codec of this program.
+//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host. The
+//! stubs are generated three times: for tonic's codec, the zero-copy codec and a codec of this
+//! program.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/bench.proto"], ["proto"])?;

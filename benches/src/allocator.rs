@@ -61,7 +61,7 @@ impl Allocator {
             (Self::Mimalloc, true) => "neighbours-mimalloc",
             (Self::Mimalloc, false) => "role-mimalloc",
         };
-        // Test programs lie one directory below.
+        // Test programs lie one directory below the other programs.
         let candidates = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
         let build = "build all programs: cargo build --release -p benches --bins, and benches/neighbours if those take part";
         let Some(found) = candidates.into_iter().find(|path| path.is_file()) else {

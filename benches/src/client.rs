@@ -100,9 +100,10 @@ impl Client {
 }
 
 impl Calls for Client {
-    /// The payload is allocated from the channel's pool if the channel has a pool, the codec
-    /// supports it, and the contender does not require heap memory. The memory of the last few
-    /// payloads stays registered.
+    /// The payload is allocated from the channel's pool if the channel has a pool with enough
+    /// memory, the codec supports it, the contender does not require heap memory, and the length is
+    /// at most [`Source::max_pinned`]. If the contender registers its payloads, the memory of the
+    /// last few payloads stays registered.
     fn payload(&self, length: usize) -> Bytes {
         if self.source.is_pool()
             && (1..=self.source.max_pinned()).contains(&length)

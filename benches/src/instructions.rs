@@ -67,8 +67,8 @@ mod tests {
             || std::hint::black_box((0..20_000_000u64).fold(0, |a, b| std::hint::black_box(a ^ b)));
         let mut clock = match Instructions::events(std::process::id(), Software::TASK_CLOCK) {
             Ok(clock) => clock,
-            // Even this is unavailable, for example in a container that forbids the system call.
-            // Then the error must be the one that `compare` prints.
+            // The clock may also be unavailable, for example in a container that forbids the system
+            // call. Then the error must be the one that `compare` prints.
             Err(error) => {
                 assert!(format!("{error:#}").contains("does not count"), "{error:#}");
                 return;

@@ -153,7 +153,7 @@ impl Role {
                 runtime
             }
         };
-        // If a signal ends `compare`, its processes also end.
+        // If `compare` ends, for example because of a signal, its processes also end.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
         // Each connection needs a few descriptors, so the soft limit is raised to the hard limit.

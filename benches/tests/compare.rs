@@ -54,7 +54,7 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
         }
         assert!(cell(row, "verbs")["failure"].is_string(), "{row}");
     }
-    // It copies, and supports no calls.
+    // memcpy-hot copies, and supports no calls.
     assert!(cell("up-64KiB-x8", "memcpy-hot")["median"].is_f64());
     assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
     // TCP copies each byte into the message, into the kernel, out of it, and out of the message.
@@ -154,7 +154,8 @@ fn contenders_take_part_with_both_allocators() {
         .args(["--divide", "1000", "--rounds", "3", "--limit", "900", "--json"])
         .arg(&json)
         .args(["--assert", "up-16MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=0.01"])
-        // Independent of the speed of the machine.
+        // mimalloc keeps all freed memory, so the result does not depend on the speed of the
+        // machine.
         .env("MIMALLOC_PURGE_DELAY", "-1")
         .output()
         .unwrap();
@@ -229,7 +230,7 @@ fn servers_run_where_their_agent_does_and_end_with_the_run() {
             .find(|cell| cell["row"] == "rate-64-x64" && cell["contender"] == contender)
             .unwrap();
         assert!(cell["median"].as_f64().unwrap() > 0.0, "{cell}");
-        // The figure includes the other process.
+        // The processor time of the server that the agent has started is also measured.
         assert!(cell["server_cpu_us_per_call"].as_f64().unwrap() > 0.0, "{cell}");
     }
     // The kernel still lists ended processes that the agent has not collected yet.

@@ -15,8 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// rdma-io-tonic does not limit a sender to the receives that the peer has posted. HTTP/2 sends a
 /// frame of 16 KiB as two messages, which soon exhaust the default of 8 receives. Then the
-/// connection stalls over RoCE and breaks over iWARP. With these windows and this number of
-/// receives, at least one receive is always left.
+/// connection stalls over RoCE and breaks over iWARP. With these windows and the number of receives
+/// in `settings`, at least one receive is always left.
 const WINDOW: u32 = 512 << 10;
 
 /// Enough receives for the windows, and some more. Each receive is a memory region, so with many

@@ -24,7 +24,8 @@ struct Args {
     /// Only scenarios whose names contain this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Fail if a count exceeds the record by more than 5 %, or is not recorded
+    /// Fail if a count exceeds the record by more than 5 %, is not recorded, or is recorded and was
+    /// not counted
     #[arg(long)]
     check: bool,
     /// Write the counts to the record

@@ -111,7 +111,7 @@ fn totals(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.with_context(|| format!("callgrind wrote no {name}"))
     };
-    // Zeros at the end are left out.
+    // callgrind leaves out zeros at the end.
     let totals = line("totals: ")?.split_whitespace().chain(iter::repeat("0"));
     line("events: ")?
         .split_whitespace()

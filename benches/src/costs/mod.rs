@@ -6,8 +6,8 @@
 //!
 //! Each [`Scenario`] runs in its own process under callgrind, which counts the instructions and
 //! system calls of [`meter::counted`] and its callees. To make the counts deterministic, the
-//! process has one thread, an empty environment, and a replaced clock and source of randomness
-//! (`fixed.c`, loaded before libc).
+//! process has one thread, no environment variables but those that the measurement sets, and a
+//! replaced clock and source of randomness (`fixed.c`, loaded before libc).
 //!
 //! | module | what |
 //! |---|---|

@@ -31,8 +31,8 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// Describes descriptors, mappings and memory of a process with their limits, and marks limits that
-/// are reached.
+/// Describes descriptors, mappings and memory of a process with their limits, and marks a limit
+/// once 99 % of it is used.
 ///
 /// # Errors
 /// The process does not exist.
