@@ -90,8 +90,8 @@ async fn chat_ping_pong(env: &TestEnv) {
     let mut replies = client.chat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(0, 5);
     for round in 1..200 {
-        // Send the next message only after the reply to the last, because no end may buffer while
-        // it waits for more.
+        // Send the next message only after the reply to the last one, because neither end may hold
+        // back a message while it waits for more.
         let size = (round * 37) as usize % 3000;
         sender.send(payload(round, size)).await.unwrap();
         replies.message().await.unwrap().unwrap().expect(round, size);

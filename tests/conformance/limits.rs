@@ -25,7 +25,8 @@ cases![
     waiting_calls_run_when_their_replies_arrive,
 ];
 
-/// Starts more calls than the limit, which all wait at one gate, and checks how many reach it.
+/// Starts more calls than the limit, which all wait at one gate, and checks that exactly `limit` of
+/// them reach it.
 async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, limit: u64) {
     let mut calls = JoinSet::new();
     for n in 0..limit + 3 {
@@ -134,9 +135,9 @@ async fn server_max_concurrent_streams(env: &TestEnv) {
     assert_eq!(env.probe().count("began:s"), 40);
 }
 
-/// Calls that wait for others run when they begin and when their replies arrive, and no more often.
-/// Every second call that waits is cancelled. A call whose task does not run any more begins
-/// nevertheless, and holds up nobody.
+/// Calls that wait for other calls are polled when they begin and when their replies arrive, and
+/// hardly ever otherwise. Every second waiting call is cancelled. A call that is no longer polled
+/// begins nevertheless, and does not delay the others.
 async fn waiting_calls_run_when_their_replies_arrive(env: &TestEnv) {
     const CALLS: u64 = 600;
     let server = serve!(env, |server| server
@@ -177,7 +178,7 @@ async fn waiting_calls_run_when_their_replies_arrive(env: &TestEnv) {
     assert_eq!(env.probe().count("began:w"), CALLS / 2);
     assert_eq!(env.probe().count("began:stopped"), 1);
     stopped.await.unwrap().into_inner().expect(7, 100);
-    // A call may run for other reasons as well.
+    // A call may also be polled for other reasons.
     let polls = polls.load(Relaxed);
     assert!(polls < 5 * CALLS, "{CALLS} calls ran {polls} times");
 }

@@ -39,8 +39,9 @@ fn main() -> ExitCode {
         }
     }
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Some cases wait for seconds until a peer is known to be dead. Cases of other fabrics run in
-    // that time. Those of one device share the memory that it may pin.
+    // Some cases wait for seconds until a peer is known to be dead, so there are more threads than
+    // processors. Cases over a device share the memory that this process may pin, so they get no
+    // additional threads.
     if Fabric::chosen().is_ok_and(|chosen| !chosen.contains(&Fabric::Verbs)) {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         arguments.test_threads.get_or_insert(4 * processors);

@@ -1,5 +1,5 @@
-//! Random calls, each made over stock tonic as well. Both give the same replies, metadata, user
-//! agent and statuses. `TONIC_RDMA_TEST_SEED` repeats a run.
+//! Random calls, each of which is also made over stock tonic. Both give the same replies, metadata,
+//! user agent and statuses. `TONIC_RDMA_TEST_SEED` repeats a run.
 
 use std::fmt::Debug;
 
@@ -18,8 +18,8 @@ cases![end_as_over_tonic];
 
 /// Number of calls of a case.
 const CALLS: usize = 100;
-/// Bytes of header fields that stock tonic accepts by default (16 KiB for a server), without its
-/// own fields.
+/// Maximum bytes of metadata, which leave room for tonic's own fields within the 16 KiB that a
+/// stock server accepts by default.
 const METADATA: usize = 12 << 10;
 
 async fn end_as_over_tonic(env: &TestEnv) {
@@ -161,7 +161,7 @@ impl RandomCall {
     }
 }
 
-/// A length of each order of magnitude up to some MiB. Tonic's limit is 4 MiB.
+/// A length of a random order of magnitude, up to just above tonic's limit of 4 MiB.
 fn length(rng: &mut SmallRng) -> usize {
     match rng.random_range(0..8) {
         0 => 0,
@@ -173,7 +173,8 @@ fn length(rng: &mut SmallRng) -> usize {
     }
 }
 
-/// Up to eight entries with keys that begin with `prefix`, of `most` bytes together.
+/// Up to seven entries with keys that begin with `prefix`. Their values have less than `most` bytes
+/// together.
 fn entries(rng: &mut SmallRng, prefix: &str, most: usize) -> Vec<Entry> {
     let count = rng.random_range(0..8);
     let entry = |_| {

@@ -19,7 +19,8 @@ use crate::{calls, fast_path, http, limits, messages, random, termination};
 /// machine.
 const HANG: u64 = 120;
 
-/// On a busy machine, a case with 5,000 calls may take several minutes.
+/// A case counts as hung after this many times [`HANG`] at the latest. On a busy machine, a case
+/// with 5,000 calls may take several minutes.
 const MAX_WAITS: usize = 10;
 
 fn hang_limit() -> Result<Duration, String> {

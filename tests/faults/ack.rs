@@ -14,8 +14,9 @@ use crate::fault_test::{FaultTest, Topology};
 use crate::log::Log;
 use crate::veth::{clear_netem, netem};
 
-/// An outage that is too long for the default setting is survived with another one. It lasts as
-/// long as the default's wait, whatever the guest's clock says.
+/// An outage that is too long for the default setting is survived with a longer time-out. The
+/// outage lasts until the connection with the default setting is lost, whatever the guest's clock
+/// says.
 pub async fn a_hole_is_survived(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     let hasty = test.endpoint(test.at).connect().await.unwrap();

@@ -82,7 +82,7 @@ fn learned(ip: &str) -> Option<String> {
     Some(entry[3].to_owned())
 }
 
-/// Channels take turns at the host's devices. A call of each goes over RDMA.
+/// Channels take turns at the host's devices. The calls of each channel go over RDMA.
 async fn calls_to_both(at: SocketAddr) {
     let (fabric, context) = fabric_of("all");
     let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require).rails(1);

@@ -11,8 +11,9 @@ const ENDS: [&str; 2] = ["va", "vb"];
 /// Number of calls that end after each change of slaves.
 const CALLS: u64 = 50;
 
-/// The cable of the slaves in use drops all packets until the bonds use the others. A switch that
-/// fails behind a carrier does this, with a bond that checks for it (`arp_interval`).
+/// The cable of the slaves in use drops all packets until the bonds use the others. This is the
+/// effect of a switch that fails while the carrier stays, on a bond that checks the network by ARP
+/// (`arp_interval`).
 pub async fn slaves_are_cut(log: Log) {
     let drop_all = async |gone, stays| {
         for end in ENDS {
@@ -75,7 +76,7 @@ fn is_active(slave: u32) {
     }
 }
 
-/// Packets that the network of an interface has dropped.
+/// Packets that the queueing discipline of an interface has dropped.
 fn dropped(netdev: &str) -> u64 {
     let shown = Command::new("tc").args(["-s", "qdisc", "show", "dev", netdev]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();

@@ -40,8 +40,9 @@ pub async fn cut(log: Log) {
     test.end("cable cut between two guests").await;
 }
 
-/// The message that tells the server of the connection never arrives. The first call does, and is
-/// answered over RDMA. Soft-RoCE only, because iWARP has no such message.
+/// The message that tells the server that the connection is established (READY TO USE) never
+/// arrives. The first call arrives, and is answered over RDMA. Soft-RoCE only, because iWARP has no
+/// such message.
 pub async fn ready_to_use_is_lost(log: Log) {
     let mut test = FaultTest::with_remote_server(Topology::cable(), log).await;
     std::fs::write(control(0, "rtu"), "").unwrap();
@@ -62,8 +63,8 @@ pub async fn ready_to_use_is_lost(log: Log) {
     test.end("ready to use is lost").await;
 }
 
-/// The rate of a cable in this direction. It is far below the machine's, so two cables carry twice
-/// as much.
+/// The rate of a cable in this direction. It is far below what the machine can carry, so two cables
+/// carry twice as much as one.
 const RATE: &str = "netem limit 10000 rate 16mbit";
 /// Frames that an interface has sent.
 fn frames(cable: usize) -> u64 {
@@ -113,7 +114,7 @@ async fn over_slow_cables(at: SocketAddr) -> Endpoint {
 /// mended.
 pub async fn rails(_: Log) {
     let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
-    // Only tests/guest/speed checks speeds against bounds, and it names this one.
+    // Only tests/guest/speed checks speeds against bounds, and it sets this variable.
     let least = std::env::var("RAILS_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
     let endpoint = over_slow_cables(at).await;
     let single = endpoint.clone().rails(1);
@@ -186,9 +187,10 @@ async fn sends_from_the_pool_of_another_device(endpoint: &Endpoint) {
     set_thread_codec(CodecKind::Plain);
 }
 
-/// Gives the ends of two cables addresses of routed networks: at each end, a cable has a /31 of
-/// its own, and its address reaches others through the router of that /31, by a rule on the source.
-/// The main table knows one router alone, for all. The opposite end answers for the router.
+/// Gives the ends of two cables addresses in routed networks. Each end of a cable has an address in
+/// its own /31. By a rule on the source address, packets from that address go to the router of the
+/// /31. The main table sends all packets for the peer's networks to the router of the first cable.
+/// The opposite end of a cable answers for the router.
 pub fn route_cables(own: &str, peer: &str) {
     for cable in 0..2 {
         let (dev, table) = (format!("eth{cable}"), 120 + cable);
@@ -202,11 +204,12 @@ pub fn route_cables(own: &str, peer: &str) {
     run(&format!("ip route add {peer}.0.0/16 via {own}.0.3 dev eth0"));
 }
 
-/// Addresses of the two ends for [`route_cables`].
+/// The first two bytes of the addresses of the two ends, for [`route_cables`].
 pub const ROUTED: [&str; 2] = ["10.41", "10.42"];
 
-/// No device of either guest is a neighbour of the other's. The kernel decides for each device of
-/// this guest what it reaches, so a channel has both rails, and channels take turns.
+/// No device of one guest is in the same network as a device of the other guest. The kernel decides
+/// for each device of this guest what it reaches, so a channel has both rails, and channels take
+/// turns.
 pub async fn routed_rails(_: Log) {
     let [own, peer] = ROUTED;
     route_cables(own, peer);
@@ -235,7 +238,7 @@ pub async fn routed_rails(_: Log) {
     }
 }
 
-/// Cuts one of two cables under load. The other one continues.
+/// Cuts one of two cables under load. Calls continue over the other cable.
 async fn cut_one(channel: &Channel, cable: usize) {
     const IN_FLIGHT: usize = 8;
     let (cut, other, before) = (control(cable, "cut"), 1 - cable, channel.stats());

@@ -137,8 +137,8 @@ pub async fn serve(at: SocketAddr, device: &str) -> Process {
     server_process::start("", "zero-copy", at, device).await
 }
 
-/// A fault test. Before the first fault and after the last, no call is in flight and both processes
-/// hold the same resources.
+/// A fault test. Before the first fault and after the last, no call is in flight. Each process then
+/// holds no more resources than before the first fault.
 pub struct FaultTest {
     pub topology: Topology,
     pub at: SocketAddr,
@@ -236,7 +236,7 @@ impl FaultTest {
         endpoint(server, self.topology.keep_alive, (self.fabric, &self.context))
     }
 
-    /// The fast path of this place.
+    /// The fast path of this topology.
     pub fn fast_path(&self) -> Path {
         match self.fabric {
             FabricKind::Shm => Path::Shm,
@@ -256,7 +256,7 @@ impl FaultTest {
         channel
     }
 
-    /// A new channel with load that runs over RDMA.
+    /// A new channel with load that runs over the fast path.
     pub async fn under_load(&mut self) -> UnderLoad<'_> {
         let channel = self.connect().await;
         let paths = PathHistory::record(&channel);
@@ -390,8 +390,8 @@ impl UnderLoad<'_> {
         };
         self.notes
             .push(format!("noticed after {} ms ({info})", (at - self.fault_began).as_millis()));
-        // On a busy machine this may already be the result of the first attempt to reconnect.
-        // Metrics and log still have the first reason.
+        // On a busy machine, the reason in `info` may already be that of the first attempt to
+        // reconnect. Metrics and log still have the first reason.
         let seen = info.reason.as_ref().map(|reason| reason.code()).unwrap();
         let more = |code: &ReasonCode| {
             self.fallbacks
@@ -422,7 +422,7 @@ impl UnderLoad<'_> {
         self.note("calls go on");
     }
 
-    /// Waits until the calls in flight have failed.
+    /// Waits until a further call has failed.
     pub async fn wait_for_failed_calls(&mut self) {
         let failed = self.tally.failed();
         let read = || async { self.tally.failed() };

@@ -155,9 +155,9 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     load.end().await;
 }
 
-/// Between two ends on one device, messages arrive even without a carrier. So this shows that calls
-/// leave a connection whose port is down before it is lost, that none fails for it, and that calls
-/// without another path stay.
+/// Between two ends on one device, messages arrive even without a carrier. So this test shows that
+/// calls leave a connection whose port is down before the connection is lost, that no call fails
+/// because of that, and that calls without another path stay.
 pub async fn carrier_lost(log: Log) {
     let mut test = FaultTest::new(Topology::one_device(), log).await;
     let required = test.endpoint(test.at).policy(Policy::Require).connect().await.unwrap();
@@ -213,7 +213,7 @@ pub async fn remove_address(test: &mut FaultTest) {
 pub async fn address_moved(log: Log) {
     let kind = kind();
     let (first, second) = (format!("{kind}0"), format!("{kind}8"));
-    // The guest may have a device of the other kind, which would also do.
+    // The guest may have a device of the other kind, to which calls could also move.
     let other = if kind == "rxe" { "d1" } else { "d0" };
     let has_other = std::path::Path::new("/sys/class/net").join(other).exists();
     if has_other {
@@ -272,7 +272,7 @@ async fn client(test: &mut FaultTest) -> Process {
     client
 }
 
-/// Stops a process for longer than a silent device counts as alive.
+/// Stops a process for long enough that silent connections to it are probed.
 async fn stop_for_a_while(process: &Process) {
     signal(process, "STOP");
     // The duration of the fault.

@@ -78,8 +78,8 @@ pub async fn a_key_without_its_address(log: Log) {
     // Chunks of 2 MiB and more keep their offset within a huge page (SECURITY.md). The chunks of
     // this pool are shorter, so that every bit of a page number can vary.
     let mut env = format!("env {POOL_SIZE}={}", 32 << 20);
-    // The server logs a burst of 20 losses, and then one per second. Each guess must be visible
-    // here.
+    // The server logs a burst of 20 losses, and then one per second. Each guess must be visible in
+    // the log.
     env += " RUST_LOG=info,tonic_rdma::connection::driver=debug";
     let mut test = FaultTest::with_wrapper(&env, Topology::one_device(), log).await;
     let channel = test.connect().await;
@@ -97,7 +97,7 @@ pub async fn a_key_without_its_address(log: Log) {
         () = guess(&host, &mut test, granted.rkey, &mut granted_addrs) => {}
         error = victim.answer_pings() => panic!("the connection whose memory they look for has ended: {error}"),
     }
-    // Its memory is unchanged, as the handler's check of each byte shows.
+    // The victim's memory is unchanged, as the handler's check of each byte shows.
     victim
         .frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 })
         .await;
@@ -170,7 +170,8 @@ fn upload(len: usize) -> (Vec<u8>, usize) {
         ..Message::default()
     };
     const PREFIX: usize = 5;
-    // The rest of the message has the same length in both.
+    // The rest of the message has the same length with a payload of `len` bytes and of `payload`
+    // bytes.
     let payload = 2 * len - PREFIX - of(len).encoded_len();
     let mut bytes = vec![0];
     bytes.put_u32((len - PREFIX) as u32);
@@ -205,7 +206,8 @@ enum Breach {
     UnknownKey,
     /// A WRITE to an address far from its grant, with the grant's key.
     FarFromItsGrant,
-    /// A WRITE just beyond the region, which is no longer than a chunk of landing memory.
+    /// A WRITE with the grant's key, 64 MiB behind the grant. The region is a chunk of landing
+    /// memory, which is shorter.
     BehindItsGrant,
 }
 
@@ -232,11 +234,12 @@ impl Breach {
                 assert!(left > 0, "nothing stops a flood of PINGs");
             }
             Self::PastItsCredits => {
-                // The device does not report the end to the other side. A stream is open, so this
-                // side asks.
+                // The device does not report to the server that the connection has ended. A stream
+                // is open, so the server probes the connection.
                 peer.grant().await;
                 // A quick server returns credits while a burst arrives, and the burst is then
-                // within the rules. It cannot send more messages than it has credits itself.
+                // within the rules. But the server cannot send more messages than it has credits
+                // itself, so a later burst breaks the rules.
                 let mut left = 100;
                 while left > 0 && peer.burst(&ping).await.is_ok() {
                     left -= 1;

@@ -95,7 +95,7 @@ where
         })
     });
     let at = listens.recv().await.unwrap();
-    // The codec of the service is known once it has answered.
+    // The codec of the service is known once the service has answered.
     let channel = tonic_rdma::Endpoint::from_shared(format!("http://{at}"))
         .unwrap()
         .policy(Policy::Require)
@@ -130,7 +130,8 @@ fn message() -> (Vec<u8>, Field) {
     (body.to_vec(), Field { at: at as u32, len: LEN as u32 })
 }
 
-/// A raw peer's connection and its call's granted memory: around the field, and for it.
+/// A raw peer's connection, and the memory granted to its call: before the field, for the field,
+/// and after it.
 async fn granted(host: &Host, body: &[u8], field: Field) -> (Peer, [Granted; 3]) {
     let mut peer = host.connect_with_ticket().await;
     peer.open("Unary").await;
@@ -231,10 +232,10 @@ pub async fn a_key_that_is_kept(_: Log) {
     }
     let [(mut first, key), (mut second, other)] = <[_; 2]>::try_from(peers).ok().unwrap();
     assert_eq!((key.addr, key.rkey), (other.addr, other.rkey), "it was registered once");
-    // Its call has ended, and another peer's call has landed there since.
+    // The first peer's call has ended, and the second peer's call has landed in the buffer since.
     first.write(&[0x11; 4096], key.addr, key.rkey);
     first.ping().await;
-    // Next to the buffer.
+    // This WRITE extends beyond the end of the buffer.
     second.write(&[0x33; 4096], other.addr + LEN as u64 - 2048, other.rkey);
     refused(&mut second).await;
     let finished = with_timeout("the buffer", land_in.finish()).await.unwrap();

@@ -1,7 +1,7 @@
-//! Devices that pin memory for their queues, and take their time to make them, as adapters do and
-//! Soft-RoCE and Soft-iWARP do not: `tests/guest/charge.c`, loaded before libibverbs, pins as much
-//! for each queue pair as the driver of ConnectX does, and holds a call while a file is there. It
-//! also names path MTUs that no device has.
+//! Devices that pin memory for their queues and create them slowly, as adapters do and Soft-RoCE
+//! and Soft-iWARP do not. The library `tests/guest/charge.c`, which is loaded before libibverbs,
+//! pins as much for each queue pair as the driver of ConnectX does. It delays a call of libibverbs
+//! while a file exists, and names path MTUs that no device has.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -20,17 +20,18 @@ use tonic_rdma_tests::service::script::payload;
 use crate::fault_test::{Topology, kind};
 use crate::log::Log;
 
-/// Connections that the usual limit has room for beside a pool: each has two queue pairs here, as
-/// both ends are in one process.
+/// Number of connections for which the usual limit has room in addition to a pool. Each connection
+/// has two queue pairs here, because both ends are in one process.
 const ROOM: usize = 20;
-/// Bytes of RLIMIT_MEMLOCK, and of what a queue pair pins at least: 80 bytes are inline on
-/// Soft-iWARP, and 24 KiB are pinned where 256 are.
+/// The usual RLIMIT_MEMLOCK in bytes, and the least that a queue pair pins, also in bytes. This is
+/// the amount with 80 bytes of inline data, as on Soft-iWARP. With 256 bytes of inline data it is
+/// 24 KiB.
 const LIMIT: usize = 8 << 20;
 const CHARGE: usize = 12 << 10;
-/// Bytes of a queue pair with a short send queue and nothing inline.
+/// Bytes that a queue pair with a short send queue and without inline data pins.
 const SHORT: usize = 8 << 10;
 
-/// A server, and what connects to it, on one device.
+/// A server, and the context of the channels to it, on one device.
 struct World {
     at: SocketAddr,
     context: Context,
@@ -70,8 +71,8 @@ async fn call(channel: &Channel) {
     client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 300_000)).await.unwrap();
 }
 
-/// An ordinary process connects until it can no more. Its pool was made small enough to leave room
-/// for the queues.
+/// An ordinary process connects until no further connection is possible. Its default pool is small
+/// enough to leave room for the queues.
 pub async fn that_are_charged(_: Log) {
     let world = World::new();
     let mut channels: Vec<Channel> = Vec::new();
@@ -93,9 +94,9 @@ pub async fn that_are_charged(_: Log) {
     let total = channels[0].pool().config().total;
     println!("  a pool of {total} bytes, {} connections, then: {reason}", channels.len());
     assert!(channels.len() >= ROOM, "{} connections, then: {reason}", channels.len());
-    // Whatever is used up first, at either end: it is told.
+    // The reason names what is used up first, at either end.
     assert!([ReasonCode::PoolExhausted, ReasonCode::Memlock].contains(&reason.code()), "{reason}");
-    // The pool could be used up, and leaves the queues of as many.
+    // The pool leaves room for the queues of `ROOM` connections, even if the pool is used up.
     assert!(total + 2 * ROOM * CHARGE <= LIMIT, "a pool of {total} bytes");
     assert!(total > LIMIT / 2, "a pool of {total} bytes");
     for channel in &channels {
@@ -106,8 +107,8 @@ pub async fn that_are_charged(_: Log) {
     world.serving.abort();
 }
 
-/// Where memory for the queues of a connection is short, it gets shorter ones and does the same
-/// with them. Where it is too short for those as well, the reason says so.
+/// If memory is scarce, a connection gets shorter queues and carries the same calls. If memory does
+/// not suffice for shorter queues either, the reason says so.
 pub async fn that_are_short_of_memory(_: Log) {
     let limit = std::env::var("CHARGE_LIMIT").expect("CHARGE_LIMIT names the file with the limit");
     let world = World::new();
@@ -135,14 +136,14 @@ pub async fn that_are_short_of_memory(_: Log) {
     world.serving.abort();
 }
 
-/// While a device makes a queue pair, changes its state, or destroys it, the threads of the runtime
-/// serve other connections.
+/// While a device creates a queue pair, changes its state or destroys it, the threads of the
+/// runtime serve other connections.
 pub async fn that_take_their_time(_: Log) {
     let world = World::new();
     let there = world.endpoint().connect().await.unwrap();
     assert_eq!(there.path().path, Path::Verbs);
-    // Each end makes a queue pair; the accepting one comes up first. Over iWARP the kernel brings
-    // both up.
+    // Each end creates a queue pair, and changes its state, the accepting end first. Over iWARP the
+    // kernel changes the state of both.
     let calls: &[&str] = match kind().as_str() {
         "rxe" => &["create 0", "init 0", "rtr 0", "rts 0", "rtr 1", "rts 1"],
         _ => &["create 0", "create 1"],
@@ -160,7 +161,7 @@ pub async fn that_take_their_time(_: Log) {
         call_over_verbs(&next).await;
         while_held(call, &there, || drop(next)).await;
     }
-    // An attempt that fails destroys the queue pair that it made.
+    // A failed attempt to connect destroys the queue pair that it has created.
     let full = World::of(Server::builder().max_connections(0));
     let refused = while_held("destroy 0", &there, || {
         let next = full.endpoint().fast_path_timeout(Duration::from_secs(60));
@@ -175,9 +176,9 @@ pub async fn that_take_their_time(_: Log) {
     full.serving.abort();
 }
 
-/// The server's answer names a path MTU that no device has. The client gives the code in the
-/// reason, and its calls take TCP. Its queue pair is destroyed while other connections are served.
-/// The code 0 names no path MTU, and over iWARP no code does.
+/// The server's answer names a path MTU that no device has. The client's reason contains the code,
+/// and its calls take TCP. Its queue pair is destroyed while other connections are served. The code
+/// 0 names no path MTU, and over iWARP no code names one.
 pub async fn that_are_told_an_unknown_mtu(_: Log) {
     let answer = std::env::var("CHARGE_MTU").expect("CHARGE_MTU names the file with the path MTU");
     let world = World::new();
@@ -243,12 +244,13 @@ async fn call_over_verbs(channel: &Channel) {
     assert_eq!(channel.path().path, Path::Verbs, "{:?}", channel.path().reason);
 }
 
-/// Holds a call of libibverbs, which `begin` leads to, until 50 calls of `there` have passed.
+/// Delays a call of libibverbs that `begin` causes, until 50 gRPC calls over `there` have ended.
 async fn while_held<T>(held_call: &str, there: &Channel, begin: impl FnOnce() -> T) -> T {
     let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
     let held = format!("{hold}.held");
     std::fs::write(&hold, held_call).unwrap();
-    // Where a queue pair holds the runtime, nobody else lets it go.
+    // A separate thread ends the delay after 30 s, because a delay that blocks the runtime would
+    // otherwise never end.
     let (done, waits) = std::sync::mpsc::channel::<()>();
     let file = hold.clone();
     let late = std::thread::spawn(move || {

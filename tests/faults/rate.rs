@@ -1,4 +1,4 @@
-//! The rate behind a fault.
+//! The rate of calls after a fault.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::soak::{Fault, places};
 const IN_FLIGHT: usize = 4;
 /// Time over which a rate is measured.
 const WINDOW: Duration = Duration::from_millis(1500);
-/// Time behind a fault in which the rate has to be back. It has room for several windows, as the
-/// load of the machine changes what one of them measures.
+/// Time after a fault within which the rate must be back. It is long enough for several windows,
+/// because the load of the machine changes the result of a single window.
 const BACK: Duration = Duration::from_secs(5);
 
 pub async fn comes_back(log: Log) {
@@ -23,10 +23,10 @@ pub async fn comes_back(log: Log) {
     }
 }
 
-/// A channel's calls go on through faults. Behind each, they are as fast as before, within some
-/// seconds. All calls end, and no work request keeps a buffer.
+/// A channel's calls continue during faults. Within a few seconds after each fault, they are as
+/// fast as before it. All calls end, and no work request keeps a buffer.
 async fn behind_each(topology: Topology, faults: &[Fault], log: Log) {
-    // Only tests/guest/speed checks speeds against bounds, and it names this test.
+    // Only tests/guest/speed checks speeds against bounds, and it sets this variable.
     let least = std::env::var("RATE_BACK_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
     let mut test = FaultTest::new(topology, log).await;
     let channel = test.connect().await;

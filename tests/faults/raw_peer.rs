@@ -72,8 +72,8 @@ impl Host {
     }
 
     /// Connects a peer, once dropped peers have returned their memory. A queue pair is destroyed in
-    /// the background, even that of an abandoned connect. The pool has room for three, and at most
-    /// one other is in use.
+    /// the background, even that of an abandoned connect. The pool has room for three peers, and at
+    /// most one other peer is in use.
     pub async fn connect_with_ticket(&self) -> Peer {
         let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
         let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging;
@@ -265,7 +265,7 @@ impl Peer {
         }
     }
 
-    /// The response message of its call.
+    /// Returns the response message of the peer's call.
     pub async fn reply(&mut self) -> Message {
         let mut body = BytesMut::new();
         loop {
@@ -287,7 +287,8 @@ impl Peer {
         }
     }
 
-    /// WRITEs outside of its grant.
+    /// Requests memory, and WRITEs to the address and with the key that `aim` computes from the
+    /// grant.
     pub async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
         let (remote_addr, rkey) = aim(self.grant().await);
         self.write(&[0; 4096], remote_addr, rkey);

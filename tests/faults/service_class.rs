@@ -48,7 +48,7 @@ impl Reader {
             let (mut seen, mut packet) = (Seen::new(), [0; 128]);
             while !stopped.load(SeqCst) {
                 let Ok(len) = rustix::io::read(&packets, &mut packet) else { continue };
-                // No options: 20 bytes.
+                // An IPv4 header without options has 20 bytes.
                 let header = &packet[..len.min(20)];
                 if len >= 24 && header[0] == 0x45 && header[9] == UDP && packet[22..24] == ROCE_V2 {
                     let from = Ipv4Addr::new(header[12], header[13], header[14], header[15]);
@@ -66,8 +66,8 @@ impl Reader {
     }
 }
 
-/// Returns the type of service that both ends send with once they are connected, if they are
-/// configured to use one.
+/// Connects two ends that are configured with these types of service, if any. Returns the type of
+/// service with which each end sends.
 async fn of_both(client: Option<u8>, server: Option<u8>) -> Seen {
     let Topology { server_device, client_device, .. } = Topology::veth();
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();

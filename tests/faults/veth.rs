@@ -1,5 +1,5 @@
-//! A network between the two ends of a veth pair that loses, delays, duplicates, corrupts or drops
-//! all packets.
+//! A network between the two ends of a veth pair that loses, delays, duplicates or corrupts
+//! packets, or drops all of them.
 
 use std::time::Duration;
 
@@ -142,7 +142,7 @@ pub async fn long_packets_are_lost(log: Log) {
         // A token bucket would cut TCP's long packets into shorter ones.
         run("ip link set vb mtu 2000");
     } else {
-        // A token bucket drops each packet that is longer than it.
+        // A token bucket drops each packet that is longer than the bucket's size.
         run("tc qdisc replace dev va root tbf rate 1gbit burst 2000 limit 100000");
     }
     test.count_fault();

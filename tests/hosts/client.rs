@@ -19,10 +19,10 @@ use tonic_rdma_tests::service::script::{echo, steps};
 use crate::server::{Server, policy, prepare, questions};
 use crate::{crowd, fork, unread};
 
-/// How long `connect` waits for a fast path, so that a slow machine does not count as one without a
-/// fast path.
+/// How long `connect` waits for a fast path: long enough that a slow machine does not count as one
+/// without a fast path.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// The [`PATIENCE`] of a client whose path is lost.
+/// The [`PATIENCE`] of a client that requires the fast path.
 const PATIENCE_OF_A_CALL: Duration = Duration::from_secs(5);
 /// How often a busy client says so.
 const BUSY: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ impl Client {
         Self { process: Process::start(wrapper, &role), fabric }
     }
 
-    /// Returns its next line.
+    /// Returns the client's next line, except lines that say that the client is busy.
     pub async fn answer(&mut self) -> String {
         for _ in 0..MOST_BUSY {
             let line = self.process.read_line().await;

@@ -12,12 +12,12 @@ use crate::client::{Client, Here, connect, echo_one};
 use crate::server::Server;
 
 const CLIENTS: u64 = 500;
-/// Number of clients over a guest's device, whose memory holds fewer queue pairs.
+/// Number of clients over the device of a guest. The guest's memory holds fewer queue pairs.
 const CLIENTS_OF_A_DEVICE: u64 = 64;
 /// Descriptors that one end of a connection has while it is established.
 const DESCRIPTORS: u64 = 10;
 
-/// Connects many more channels at the same time, each of which makes a call.
+/// Connects `count` more channels at the same time, each of which makes a call.
 pub async fn answer(here: &Here, count: usize) -> String {
     let mut connecting = JoinSet::new();
     for n in 0..count {
@@ -48,7 +48,7 @@ pub async fn answer(here: &Here, count: usize) -> String {
 
 pub async fn all_that_connect_at_once(fabric: Fabric) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // The child processes inherit it.
+    // The child processes inherit this limit.
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let clients = if fabric == Fabric::Verbs { CLIENTS_OF_A_DEVICE } else { CLIENTS };
     let room = maximum.unwrap_or(u64::MAX) / DESCRIPTORS;

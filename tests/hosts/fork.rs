@@ -61,7 +61,7 @@ async fn inherited_call(channel: AnyChannel) -> String {
     }
 }
 
-/// A client that is told to fork.
+/// Executes the command `fork` in a client's process, and returns the answer.
 pub async fn answer(here: Here, what: &str) -> String {
     let Here { fabric, at, .. } = here;
     match what {

@@ -11,7 +11,7 @@ use crate::client::{Client, own_path};
 use crate::server::Server;
 
 const KIB: u64 = 1 << 10;
-/// Lands in memory that a connection at rest does not have.
+/// Bytes of a message that lands in memory which a connection at rest does not have.
 const LONG: usize = 3 << 20;
 const SHORT: usize = 64;
 
@@ -29,8 +29,8 @@ enum End {
 }
 
 impl Limit {
-    /// Sets the soft limit of a process so that it gets no more than it has. Returns the value to
-    /// restore in the end.
+    /// Sets the soft limit of a process so low that the process gets no more of the resource.
+    /// Returns the option of prlimit that restores the limit.
     fn lower(self, process: &Process) -> String {
         let (id, name) = (process.id(), self.name());
         let before = soft_limit(&id, self.row());
@@ -69,7 +69,7 @@ impl Limit {
             (Fabric::Shm, Limit::AddressSpace) => {
                 Some(["process-limit", "os error 12", "ulimit -v"])
             }
-            // First 12 for memory, and later 11 for a thread that opens the device.
+            // The error is first 12, for memory, and later 11, for a thread that opens the device.
             (Fabric::Verbs, Limit::AddressSpace) => {
                 Some(["process-limit", "os error 1", "ulimit -v"])
             }
@@ -162,8 +162,8 @@ pub async fn files_of_the_client(fabric: Fabric) {
     lowered(fabric, Limit::Files, End::Client).await;
 }
 
-/// A client connects while its server has no descriptor left. It waits, and is let in once there is
-/// one. Established connections notice nothing.
+/// A client connects while its server has no descriptor left. The client waits, and is let in once
+/// the server has a descriptor. Established connections notice nothing.
 pub async fn no_descriptor_for_another_client(fabric: Fabric) {
     let (server, mut client) = ends(fabric, "").await;
     client.echo(&[SHORT]).await;
@@ -179,7 +179,7 @@ pub async fn no_descriptor_for_another_client(fabric: Fabric) {
     }
 }
 
-/// A limit of 0 from the start of the process, at either end.
+/// RLIMIT_FSIZE is 0 from the start of the process, at either end.
 pub async fn no_file_from_the_start(fabric: Fabric) {
     for limited in [End::Server, End::Client] {
         let wrapper = |end| if end == limited { "prlimit --fsize=0:" } else { "" };
@@ -210,7 +210,7 @@ pub async fn a_required_path_that_is_left(fabric: Fabric) {
         for _ in 0..3 {
             let end = client.ask(&format!("echo {SHORT}")).await;
             assert!(end.starts_with("Unavailable: "), "{end}");
-            // `Cause::of` returns the cure.
+            // The text does not contain the cure, which `Cause::of` returns.
             for text in &limit.told(fabric).unwrap()[..2] {
                 assert!(end.contains(text), "{text:?} is not in {end:?}");
             }

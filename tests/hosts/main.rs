@@ -53,8 +53,8 @@ const AT_ONCE: usize = 4;
 const NATIVE: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm];
 /// All fabrics that the suite can run over.
 const ALL: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm, Fabric::Verbs];
-/// Over a device, User Mode Linux gives a child that maps memory pages of its parent's. So the
-/// guest runs a test whose child maps none: `transport/tonic/tests/fork`.
+/// Over a device, if a child maps memory, User Mode Linux gives it pages of its parent's memory. So
+/// the guest runs a test whose child maps no memory: `transport/tonic/tests/fork`.
 const FORKING: &[Fabric] = NATIVE;
 /// The fabrics with a path that a channel can require and lose.
 const FAST: &[Fabric] = &[Fabric::Shm, Fabric::Verbs];

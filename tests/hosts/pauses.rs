@@ -104,7 +104,7 @@ pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
     };
     let path = path_of(&channel);
     assert!(path.starts_with(own_path(fabric)), "{path}");
-    // A running process answers, so a call that takes long is not ended.
+    // A running process answers, so the keep-alive does not end a long call.
     let mut lasting = client_of(channel);
     let mut gated = Box::pin(lasting.unary(steps("", [hang()])));
     let waited = tokio::time::timeout(SECOND * 4, &mut gated).await;

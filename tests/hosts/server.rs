@@ -21,7 +21,7 @@ use crate::{HEAP, client, fork};
 
 /// The metadata of a call whose handler acts on its process: see [`act`].
 pub const ACT: &str = "x-act";
-/// How long a process pauses. In earlier versions a silent peer was ended sooner.
+/// How long a process pauses. Earlier versions ended the connection to a silent peer sooner.
 pub const PAUSE: Duration = Duration::from_secs(6);
 /// The age at which a server with the option `ages` ends connections.
 pub const AGE: Duration = Duration::from_millis(200);
@@ -37,7 +37,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server, through `wrapper` if that is a command. See [`Process::start`].
+    /// Starts a server, through the command `wrapper` unless it is empty. See [`Process::start`].
     ///
     /// | option | |
     /// |---|---|
@@ -86,8 +86,8 @@ pub fn prepare(options: &[&str]) -> Context {
     if options.contains(&"no-unix-sockets") {
         forbid_unix_sockets().unwrap();
     }
-    // glibc allocates blocks of up to this length from the threads' reserved address space once one
-    // of them has been freed. So the heap keeps its room when a limit is lowered.
+    // glibc allocates blocks of up to this length from the threads' reserved address space once a
+    // block of this length has been freed. So the heap keeps its room when a limit is lowered.
     drop(std::hint::black_box(vec![1_u8; 31 * MIB]));
     let builder = Context::builder();
     match options.contains(&"small-pool") {

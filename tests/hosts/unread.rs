@@ -14,11 +14,11 @@ use crate::client::{Client, Here, connect_here, echo_one};
 use crate::server::Server;
 
 const STREAMS: usize = 1000;
-/// Minimum bytes of messages that the server creates at the same time: one message for each stream,
-/// as with tonic. The limit on unread bytes is below this, and the memory of a guest's process
-/// above.
+/// Maximum bytes of messages that the server creates at the same time: one message for each stream,
+/// as with tonic. The limit on unread bytes is lower, and the memory of a guest's process is
+/// larger.
 const MOST_HELD: usize = 160 << 20;
-/// Number of streams over TCP, more than use up the connection's window.
+/// Number of streams over TCP, which is more than is needed to use up the connection's window.
 const STREAMS_OF_TCP: usize = 100;
 /// Bytes that the server sends on each stream.
 const EACH: usize = 4 << 20;
@@ -45,7 +45,7 @@ fn streams(fabric: Fabric, size: usize) -> usize {
     }
 }
 
-/// Opens streams of messages of this size, and reads none of them.
+/// Opens streams of messages of this size without reading them, and then reads the last one.
 pub async fn answer(here: &Here, size: usize) -> String {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
@@ -79,7 +79,7 @@ pub async fn answer(here: &Here, size: usize) -> String {
     format!("{} MiB of heap at most", grown >> 20)
 }
 
-/// Default number of concurrent streams of a connection on the fast path.
+/// Default maximum number of concurrent streams of a connection on the fast path.
 const MAX_STREAMS: usize = 1024;
 
 /// If streams are limited, further calls wait until another has ended. Over TCP, as with tonic,

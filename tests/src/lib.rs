@@ -3,8 +3,8 @@
 //! The semantic reference is tonic over TCP: a case counts only if it passes with the stock client
 //! and the stock server ([`Fabric::Stock`]).
 //!
-//! The cases are in `conformance/`, reports about hosts in `hosts/`, and the fault tests in
-//! `faults/` and `tests/`. This library has the parts that they share:
+//! The cases are in `conformance/`, tests of reported problems with hosts in `hosts/`, and the
+//! fault tests in `faults/` and `tests/`. This library has the parts that they share:
 //!
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
 //!   tonic-rdma, and servers in other processes

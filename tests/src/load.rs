@@ -76,7 +76,7 @@ impl Tally {
         self.0.lock().unwrap().clone()
     }
 
-    /// The number of calls that failed.
+    /// The number of calls with another outcome than `OK`.
     pub fn failed(&self) -> u64 {
         let ends = self.0.lock().unwrap();
         ends.iter().filter(|(end, _)| *end != "OK").map(|(_, count)| count).sum()
@@ -160,8 +160,8 @@ impl Load {
 
     /// Stops the load and waits for the calls in flight.
     ///
-    /// # Panics
-    /// A call had wrong data, or ended with the status of another failure than a lost connection.
+    /// # Panics A call had wrong data, or failed with another status than that of a lost
+    /// connection.
     pub async fn stop(mut self) {
         self.running.store(false, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
@@ -226,8 +226,7 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
 
 /// Checks that the status is that of a lost connection.
 ///
-/// # Panics
-/// It is neither UNAVAILABLE nor another status that hyper gives for a broken TCP connection.
+/// # Panics The status is neither UNAVAILABLE nor one that hyper gives for a broken TCP connection.
 pub fn assert_connection_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");

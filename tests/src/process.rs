@@ -36,7 +36,7 @@ pub fn runtime(codec: CodecKind) -> Runtime {
         .unwrap()
 }
 
-/// Alternates between the codecs.
+/// The name of a codec: zero-copy for an even number, and plain for an odd number.
 pub fn codec_name(n: usize) -> &'static str {
     if n.is_multiple_of(2) { "zero-copy" } else { "plain" }
 }
@@ -137,8 +137,7 @@ impl Process {
 
     /// Kills the child with SIGKILL.
     ///
-    /// # Panics
-    /// The child has ended before.
+    /// # Panics The child has already ended.
     pub async fn kill(mut self) {
         assert_eq!(self.child.try_wait().unwrap(), None, "it ended before it was killed");
         self.child.kill().await.unwrap();

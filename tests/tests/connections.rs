@@ -41,10 +41,11 @@ static HEAP: PeakAlloc = PeakAlloc;
 const PARALLEL: usize = 10;
 /// Bytes by which the heap may exceed the baseline, which includes each thread's buffers for
 /// received messages. Each thread that polls calls keeps a buffer of 16 KiB for pieces of messages
-/// and one of 4 KiB for headers, from its first long ones on, which may be late. These threads are
-/// two workers and the test's own. Queues and tables keep spare capacity.
+/// and one of 4 KiB for headers. It allocates them for its first long piece and its first long
+/// headers, which may come late in the test. These threads are two workers and the test's own.
+/// Queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 3 * (20 << 10) + (24 << 10);
-/// Number of connections at which a leak of 67 bytes for each exceeds that.
+/// Number of connections at which a leak of 67 bytes for each connection exceeds [`HEAP_SLACK`].
 const CONNECTIONS: usize = 1300;
 /// Number of connections at rest.
 const AT_REST: usize = 1000;
@@ -52,7 +53,7 @@ const AT_REST: usize = 1000;
 /// Descriptors of a connection at rest, including the TCP connection, at either end. All
 /// connections share the two eventfds of shared memory.
 const FDS_AT_REST: usize = 2;
-/// Memory of a connection at rest in KiB (VmRSS), measured in the same way.
+/// Memory of a connection at rest in KiB (VmRSS), at either end.
 const KIB_AT_REST: usize = 128;
 /// How long the connections rest.
 const REST: Duration = Duration::from_secs(3);
@@ -175,8 +176,8 @@ impl Target {
         connecting.join_all().await
     }
 
-    /// Makes the same number of connections that have carried a few bytes each, so that none has
-    /// used landing memory.
+    /// Makes `PARALLEL` channels that have carried a few bytes each, so that none has used landing
+    /// memory.
     async fn connect_small(&self) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
@@ -219,7 +220,7 @@ async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
             let mut calls = SmallRng::seed_from_u64(rng.random());
             let cancel_after = Duration::from_micros(rng.random_range(0..2_000));
             let call = one_call(&mut client, &mut calls);
-            // The call may have ended before the time-out or not.
+            // The call may end before the time-out.
             if let Ok(end) = tokio::time::timeout(cancel_after, call).await {
                 end.unwrap();
             }
@@ -290,7 +291,7 @@ impl LeakRecord {
     }
 }
 
-/// The minimum over 200 ms, because memory may be about to be freed.
+/// The minimum heap size over 200 ms, because memory may be about to be freed.
 async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
     let mut min = usize::MAX;
     for _ in 0..40 {
@@ -392,7 +393,7 @@ async fn at_rest(connections: usize) {
         );
         assert!(fds <= FDS_AT_REST * made + PARALLEL, "{fds} descriptors");
         assert!(memory <= KIB_AT_REST * made, "{memory} KiB");
-        // One wake-up for each connection would make as many as there are connections.
+        // A single wake-up for each connection would exceed this limit tenfold.
         assert!(woken * 10 <= made, "{woken} wake-ups of {process}");
     }
 

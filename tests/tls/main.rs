@@ -1,5 +1,5 @@
-//! TLS in a program whose features choose no cryptography, or two. It gives an error that names the
-//! cure, and never panics.
+//! TLS in a program whose features choose no cryptography, or two. With none, TLS gives an error
+//! that names the cure. With two, only the invalid identity is an error. Neither panics.
 
 use tonic_rdma::{Cause, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 

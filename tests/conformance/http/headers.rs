@@ -17,7 +17,7 @@ cases![
     over_the_limit_fails_one_call,
 ];
 
-/// Entries that total about `bytes` by HTTP/2's count of a block: each entry adds 32.
+/// Entries that total about `bytes` as HTTP/2 counts a header block: each entry adds 32 bytes.
 fn about(bytes: usize, each: usize) -> Vec<Entry> {
     let value = vec![b'v'; each];
     let one = "echo-00000".len() + each + 32;

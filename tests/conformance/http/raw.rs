@@ -420,8 +420,8 @@ async fn held_frames_stay_whole(env: &TestEnv) {
     let channel = connect!(env, server);
     let request = framed(&steps("", [send_many(1, 1 << 20, 100)]));
     let response = call(&channel, "Download", vec![data(request)]).await;
-    // Keep all frames, which are more than the landing memory holds, because held frames must not
-    // be overwritten.
+    // Keep all frames, which are more than the landing memory holds, to check that held frames are
+    // not overwritten.
     let mut body = response.into_body();
     let mut held = Vec::new();
     while let Some(frame) = body.frame().await {

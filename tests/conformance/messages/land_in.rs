@@ -1,5 +1,5 @@
-//! Messages that land in application buffers. On every path the field lies in the buffer, and the
-//! buffer comes back.
+//! Messages that land in application buffers. With tonic-rdma's codec, the field lies in the buffer
+//! on every path. The buffer always comes back.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -39,7 +39,7 @@ cases![for Some(Fabric::OURS);
     an_allocator_that_refuses_or_panics,
 ];
 
-/// A reply with a field of this many bytes.
+/// Requests a reply with a field of this many bytes.
 fn ask(size: usize) -> Message {
     steps("", [send(size as u64, size)])
 }
@@ -53,7 +53,7 @@ where
     request
 }
 
-/// Whether pinned memory is limited, so that a buffer may not be registered.
+/// Whether pinned memory is limited, so that registering a buffer can fail.
 fn is_limited() -> bool {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
@@ -172,7 +172,7 @@ async fn longer_than_the_buffer(env: &TestEnv) {
 async fn calls_that_end_early(env: &TestEnv) {
     let server = env.server().await;
     let mut client = client_of(connect!(env, server));
-    // Not sent.
+    // This request is never sent.
     let land_in = LandIn::new(vec![7; 1000]);
     drop(naming(&land_in, ask(5)));
     let outcome = land_in.finish().await.unwrap().outcome;
@@ -208,7 +208,8 @@ async fn calls_that_end_early(env: &TestEnv) {
     client.unary(ask(200_000)).await.unwrap().into_inner().expect(200_000, 200_000);
 }
 
-/// Waits for all calls on this thread, because its stubs have the client's codec.
+/// Waits for all calls on this thread, because stubs that are created on it have the client's
+/// codec.
 async fn join(calls: impl Iterator<Item = impl Future<Output = ()>>) {
     let mut calls: Vec<_> = calls.map(Box::pin).collect();
     let all = poll_fn(|cx| {
@@ -292,7 +293,7 @@ async fn one_buffer_for_two_calls(env: &TestEnv) {
     }
     drop(replies);
     let finished = land_in.finish().await.unwrap();
-    // The first call to begin decides.
+    // The buffer holds the field of the call that began first.
     let size = if finished.outcome.filled() == 40_000 { 40_000 } else { 50_000 };
     check(fabric, &finished.outcome, size, true);
 }
@@ -456,7 +457,7 @@ async fn put(client: &mut Client, size: usize, buffer: impl ToString) -> Result<
     Ok(client.unary(request).await?.into_inner())
 }
 
-/// Makes the codec of the service known, by a first answer.
+/// Makes a first call. Once it is answered, the codec of the service is known.
 async fn warm(client: &mut Client) {
     let reply = put(client, 100_000, 100_000).await.unwrap();
     assert_eq!(reply.script.unwrap().id, NO_BUFFER);
@@ -589,7 +590,7 @@ async fn many_requests<T: AsMut<[u8]> + Send + 'static>(
         places.push(reply.seed);
     }
     assert!(!zero_copy || places.iter().all(|place| *place == places[0]), "{places:?}");
-    // The second request gets no buffer while it is in use.
+    // The second request gets no buffer while the first request uses it.
     let (mut one, mut two) = (client.clone(), client.clone());
     let (one, two) = tokio::join!(put(&mut one, SIZE), put(&mut two, SIZE - 1));
     for (reply, size) in [(one, SIZE), (two, SIZE - 1)] {

@@ -43,7 +43,8 @@ async fn errors_have_tonics_type(env: &TestEnv) {
     env.probe().seen("dropped:u").await;
 }
 
-/// The handler of a call that this end gave up may have begun.
+/// Checks the status of a call with a message over the caller's limit. The call's handler may have
+/// begun.
 fn check_limit(env: &TestEnv, status: &Status) {
     assert_eq!(status.code(), Code::Internal, "{status:?}");
     if env.fabric().fast().is_some() && !env.fabric().tonic_channel() {
@@ -90,8 +91,8 @@ async fn handler_panics_before_the_head(env: &TestEnv) {
     client.unary(steps("", [send(3, 30)])).await.unwrap().into_inner().expect(3, 30);
 }
 
-/// Returns the number of messages before the failure, which has the code of a handler that has
-/// ended.
+/// Returns the number of messages that arrive before the handler's panic, and checks that the call
+/// then fails with CANCELLED.
 async fn messages_before_a_panic(client: &mut Client, count: u64) -> u64 {
     let sent = (count > 0).then(|| send_many(1, 10, count));
     let script: Vec<_> = sent.into_iter().chain([panic("as planned")]).collect();
@@ -144,7 +145,7 @@ async fn requests_go_on_without_a_reader_of_replies(env: &TestEnv) {
         sender.send(payload(n as u64, size)).await.unwrap();
         env.probe().seen_times("received:c", n as u64 + 2).await;
     }
-    // The last half ends the call.
+    // Dropping the other half as well ends the call.
     drop(sender);
     env.probe().seen("dropped:c").await;
 }

@@ -97,8 +97,8 @@ async fn graceful_end_when_idle(env: &TestEnv) {
 }
 
 /// Waits until calls to the ended server fail with UNAVAILABLE. Until then a call may fail with
-/// another code: hyper has several for a connection that is closing. The calls run at once, because
-/// each may wait for the path that it requires.
+/// another code: hyper has several for a connection that is closing. The calls run at the same
+/// time, because each may wait for the path that it requires.
 async fn becomes_unavailable(client: &mut Client) {
     loop {
         let calls = [(); 3].map(|()| {

@@ -1,4 +1,4 @@
-//! axum serves pages at the service's address, with axum's own layers around both.
+//! axum serves pages at the service's address, with axum's own layers around pages and service.
 
 use axum::extract::Path;
 use axum::routing::get;

@@ -34,7 +34,8 @@ struct Store {
     changes: broadcast::Sender<PbEvent>,
 }
 
-/// Whether a key equals `start` or lies in the range up to `end`.
+/// Whether a key equals `start` if `end` is empty, and otherwise whether it lies in the range from
+/// `start` to before `end`.
 fn covers(start: &[u8], end: &[u8], key: &[u8]) -> bool {
     if end.is_empty() { key == start } else { key >= start && key < end }
 }

@@ -16,10 +16,11 @@ use tower::hedge::Hedge;
 use tower::retry::Retry;
 use tower::{Service, ServiceExt, hedge, retry, service_fn};
 
-/// Answers the third call of each name. The calls before fail, or are never answered.
+/// Answers the third call of each name after two that fail, or, with `dropped`, the second call
+/// while the first one is never answered.
 struct Third {
     calls: Mutex<HashMap<String, u32>>,
-    /// Reports that an unanswered call was dropped. Without it, calls fail.
+    /// Reports that an unanswered call was dropped. If `None`, calls fail instead.
     dropped: Option<mpsc::UnboundedSender<()>>,
 }
 

@@ -42,7 +42,7 @@ impl MakeRequestId for Numbered {
     }
 }
 
-/// Behaves as the name says.
+/// Behaves as the name in the request says.
 #[derive(Clone)]
 struct Told(Arc<Semaphore>);
 

@@ -73,7 +73,7 @@ fn take(from: &OwnedFd, others: &[SyncSender<Box<[u8]>>], folder: &Path) {
     }
 }
 
-/// Passes frames to the other guest, which may be slow.
+/// Passes frames to a guest, which may be slow.
 fn give(frames: &Receiver<Box<[u8]>>, to: &OwnedFd) {
     for frame in frames {
         if send(to.as_fd(), &frame, SendFlags::NOSIGNAL).is_err() {

@@ -332,8 +332,7 @@ impl TestEnv {
 
     /// Checks that the channel takes the path under test.
     ///
-    /// # Panics
-    /// It takes another path.
+    /// # Panics The channel takes another path, or gives another reason than the fabric determines.
     pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
         let info = channel.path();
         assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");

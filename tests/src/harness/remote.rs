@@ -39,7 +39,7 @@ pub(super) const VARIABLE: &str = "TONIC_RDMA_TEST_SERVE";
 /// A child that has not answered within this time hangs: an answer takes milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server's process. It is killed with its [`TestEnv`](super::TestEnv).
+/// A server's process. It is killed when its [`TestEnv`](super::TestEnv) is dropped.
 #[derive(Clone, Debug)]
 pub struct Remote(Arc<Inner>);
 

@@ -67,7 +67,7 @@ impl Server {
         self.addr
     }
 
-    /// This address as a URI.
+    /// The server's address as a URI.
     pub fn uri(&self) -> String {
         format!("http://{}", self.addr)
     }

@@ -48,7 +48,7 @@ pub fn summary() -> Step {
     step(Kind::Summary(true))
 }
 
-/// Report `gate:NAME` and wait for it to open.
+/// Report `gate:NAME` and wait for the gate to open.
 pub fn gate(name: impl Into<String>) -> Step {
     step(Kind::Gate(name.into()))
 }

@@ -46,7 +46,7 @@ const MAX_GROWTH: usize = 4 << 20;
 const UNREAD: usize = 2 << 20;
 /// A stream whose body the server discards.
 const DISCARDED: u32 = 3;
-/// Bytes sent on it before the first measurement.
+/// Bytes sent on the discarded stream before the first measurement.
 const WARM_UP: usize = 100 * 4000;
 
 fn main() -> ExitCode {
@@ -297,8 +297,8 @@ async fn data_frames_between_landed_pieces() {
     fixture.check(sent).await;
 }
 
-/// Lands up to `pieces` pieces, [`UNREAD`] at most, each followed by the frame that
-/// `between` returns. Returns the bytes sent on stream 1.
+/// Lands up to `pieces` pieces, and at most [`UNREAD`] bytes on stream 1. Each piece on stream 1 is
+/// followed by the frame that `between` returns. Returns the bytes sent on stream 1.
 async fn land(
     fixture: &mut Fixture,
     sizes: &[usize],
@@ -316,7 +316,7 @@ async fn land(
     while landed < pieces {
         let grant = peer.next_standing_grant().await;
         let (stream, len) = match landed % 5 {
-            // Standing grants stay as long as the longest of the last eight transfers.
+            // Standing grants keep the length of the longest of the last eight transfers.
             4 => (DISCARDED, grant.len as usize),
             _ => (1, sizes.next().unwrap().min(grant.len as usize)),
         };

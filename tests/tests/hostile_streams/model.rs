@@ -2,8 +2,8 @@
 //! never exceeds what the windows of the streams allow (R19).
 //!
 //! Each stream has a handler that keeps its request and reads nothing, so its data stays unread
-//! until it is reset. One more stream is discarded. Data for it fills messages, so that pieces that
-//! keep their message alive keep much.
+//! until it is reset. One more stream is discarded. Data for that stream fills the messages, so a
+//! piece that keeps its message alive keeps much memory.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -75,7 +75,7 @@ struct Model {
     discarded: usize,
     /// Memory that the peer lends, if it does.
     lends: Option<Bytes>,
-    /// The server's grants of memory that is never written to.
+    /// The ids of grants to the server, of memory that the server never writes to.
     granted: Vec<u32>,
     next_grant: u32,
     /// The bytes that all streams so far allow together.
@@ -150,7 +150,8 @@ impl Model {
         if free.is_empty() { None } else { Some(free[self.random.below(free.len())]) }
     }
 
-    /// Counts a piece of a stream in its window. Returns its length, which fits.
+    /// Counts a piece of a stream in the stream's window. Returns the length of the piece, cut to
+    /// what the window allows.
     fn window(&mut self, stream: u32, len: usize) -> usize {
         let window = self.peer.window as usize;
         let unread = self.streams.get_mut(&stream).unwrap();
@@ -203,7 +204,7 @@ impl Model {
         }
     }
 
-    /// Sends frames without a payload, and grants to the server, which it never uses.
+    /// Sends frames without a payload, and grants that the server never uses.
     async fn small_frames(&mut self, what: usize) -> Result<(), Ended> {
         let frame = match what {
             6 => Frame::Window { stream: *self.streams.keys().next().unwrap(), increment: 1 },
@@ -234,7 +235,8 @@ impl Model {
         unread.lent += 1;
         self.ever += EACH_LENT;
         self.send(&[Frame::Lent { stream, end: false, lent }]).await?;
-        // Each then has its own buffer of received messages.
+        // After these messages, the next lent piece arrives in another buffer for received
+        // messages.
         for _ in 0..8 {
             let filler = self.filler(3900).await;
             self.send(&[filler]).await?;

@@ -1,5 +1,5 @@
-//! Measures how long an honest client's calls take next to hostile peers, and what these cost the
-//! server.
+//! Measures how long an honest client's calls take next to hostile peers, and what the peers cost
+//! the server.
 //!
 //! It prints a table and asserts nothing about times, so it runs only on request:
 //! `cargo test -p tonic-rdma-tests --test hostile_streams -- --ignored victim`.
@@ -46,7 +46,7 @@ const EVERY: Duration = Duration::from_millis(5);
 const CALLS: usize = 2000;
 /// Number of streams that a peer opens at the same time.
 const STREAMS: u32 = 25;
-/// Time until a connection of the measuring peer fails.
+/// Time limit for the measuring peer to connect.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs the victim next to each of [`BESIDE`] in turn, each time with a new server.
@@ -67,7 +67,7 @@ pub(crate) async fn print_figures() {
         let percent = |n: usize| format!("{:.0} %", (after[n] - before[n]) / took * 100.0);
         let rss = field(&server, "VmHWM:") / 1024;
         println!("| {beside} | {figures} | {} | {} | {rss} MiB |", percent(1), percent(0));
-        // The other process has not ended.
+        // This also checks that the other process has not ended.
         other.kill().await;
     }
 }

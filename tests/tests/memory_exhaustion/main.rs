@@ -104,7 +104,7 @@ async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
         greedy_peer = server.greedy_peer(path, deadline).await;
     }
     // The peer ignores RESET, as a paused process does. Other clients take their share, and the
-    // connection ends if it has to give up some of that.
+    // peer's connection ends if the peer has to give up memory for that.
     let hoarder = tokio::spawn(greedy_peer.run_until_closed());
     for seed in 0..4 {
         put(&mut victim, seed).await;
@@ -157,7 +157,7 @@ async fn another_client_gets_its_share() {
     server.assert_pool_returned().await;
 }
 
-/// Two honest clients share memory of which they want more than there is. All calls succeed over
+/// Two honest clients together need more landing memory than the server has. All calls succeed over
 /// their first connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn honest_peers_share() {
