@@ -1,4 +1,4 @@
-# What a person types. Everything here also works by hand: see README.md and tests/README.md.
+# Targets for people to run. Everything here also works by hand: see README.md and tests/README.md.
 CARGO ?= cargo
 export CARGO
 
@@ -68,21 +68,22 @@ costs-record: ## count again, and write the record, benches/costs.toml
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(or $(STARTED),$(shell date +%s))
-# What is compiled incrementally takes longer the first time, and twice the disk.
+# Incremental compilation takes longer the first time, and twice the disk space.
 test test-all: export CARGO_INCREMENTAL := $(or $(CARGO_INCREMENTAL),0)
-# What a change is first held to, and all else. Guests leave a part of the processors idle.
+# The steps of `make test` one after the other, those that run at the same time, and all other
+# tests. Guests leave a part of the processors idle.
 TESTS := test-source test-native
 TESTS_BESIDE := test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
 CHECKS := fmt-check clippy features docs bindings rust-version targets dependencies semver
 # These compile in directories of their own, so they need not wait for the others.
 CHECKS_BESIDE := package minimal-versions
-# The guest kernel takes minutes, and the last of TESTS needs it.
+# The guest kernel takes minutes to build, and test-conformance needs it.
 AHEAD = scripts/install-packages workspace && scripts/install-packages test && tests/guest/kernel --ahead
 steps = @for step in $(1); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
-# The output of each appears when it ends.
+# The output of each step appears when the step ends.
 beside = @$(MAKE) --no-print-directory -j$(words $(1)) --output-sync=target $(addprefix timed-,$(1)) STARTED=$(STARTED)
 timed-%:
 	$(call steps,$*)
@@ -105,8 +106,8 @@ test-more: ## run the tests of test-all that test leaves out
 	$(call steps,$(MORE_TESTS))
 	@tests/figures $(STARTED)
 
-# Guests leave a part of the processors idle, so what compiles runs beside them. Native tests and
-# speeds have the machine to themselves.
+# Guests leave a part of the processors idle, so steps that compile run at the same time. Native
+# tests and measurements of speed have the machine to themselves.
 more-and-checks: ## run test-more and checks, the latter beside test-rdma
 	$(call steps,$(filter-out test-rdma test-rdma-core bench-check,$(MORE_TESTS)))
 	@$(MAKE) --no-print-directory -j3 --output-sync=target timed-test-rdma checks-in-turn checks-beside STARTED=$(STARTED)
@@ -135,7 +136,7 @@ test-native: packages ## run the tests that need no RDMA device
 	scripts/test-programs
 	@tests/rdma-core ran
 
-# The devices take the same path for root, whose cases are a part of test-rdma.
+# Root takes the same path through the devices, so the cases as root are left to test-rdma.
 CONFORMANCE := ^(guest: .*|conformance: .*, ordinary user)$$
 test-conformance: ## run the conformance suite over real verbs, in a guest with both devices
 	tests/guest/suite '$(CONFORMANCE)'
@@ -171,7 +172,7 @@ test-costs: ## fail when calls cost over 5 % more than recorded
 test-rdma: ## run all else over real verbs in the guest: faults, limits, rpc-demo, its doctor
 	tests/guest/suite --except '$(CONFORMANCE)'
 
-# Behind test-native, only the way that it did not go.
+# After test-native, only the way (with the libraries or without) that test-native did not take.
 test-rdma-core: ## run the native tests that may load rdma-core with its libraries and without
 	@scripts/install-packages test
 	tests/rdma-core $(STARTED)
@@ -224,13 +225,14 @@ fmt: ## format the code
 fmt-check: ## fail when the code is not formatted
 	$(CARGO) fmt --all --check
 
-# The second line has those that are built when they are named only.
+# The second line has the test targets that are built only when they are named.
 UNNAMED := conformance faults verbs verbs_processes removal large durable disk_full doctor_guest doctor_between fork_device oracle
 clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace $(UNNAMED:%=--test=%) -- -D warnings
 
-# Each crate with the features that `features` lints it with: what that compiled is used again.
+# Each crate is documented with the features with which `features` lints it, so that compiled crates
+# are used again.
 docs: packages ## build the API documentation; a warning is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	for crate in memory proto codec fabric doctor channelz; do \
