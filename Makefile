@@ -3,9 +3,9 @@ CARGO ?= cargo
 export CARGO
 
 .DEFAULT_GOAL := help
-# Where cargo builds.
+# The directory in which cargo builds.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
-# Time that soak takes.
+# Minutes that soak runs.
 MINUTES ?= 60
 
 .PHONY: help build demo bench neighbours bench-rdma scale scale-rdma costs costs-record test test-all \
@@ -76,7 +76,7 @@ TESTS := test-source test-native
 TESTS_BESIDE := test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
 CHECKS := fmt-check clippy features docs bindings rust-version targets dependencies semver
-# These compile in directories of their own, so they need not wait for the others.
+# These checks compile in directories of their own, so they need not wait for the others.
 CHECKS_BESIDE := package minimal-versions
 # The guest kernel takes minutes to build, and test-conformance needs it.
 AHEAD = scripts/install-packages workspace && scripts/install-packages test && tests/guest/kernel --ahead

@@ -76,9 +76,9 @@ pub enum Contender {
 /// The codec of a contender's stubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StubCodec {
-    /// tonic's.
+    /// tonic's codec.
     Tonic,
-    /// tonic-rdma's.
+    /// tonic-rdma's codec.
     ZeroCopy,
     /// [`OwnCodec`](crate::own_codec::OwnCodec).
     Own,

@@ -19,7 +19,7 @@ use crate::machine::Machine;
 const WIDTH: usize = 100;
 /// Start marker of the headline numbers in README.md.
 const BEGIN: &str = "<!-- Generated from results/ by the program results: begin -->";
-/// End marker.
+/// End marker of the generated text.
 const END: &str = "<!-- Generated: end -->";
 
 /// The origin of a run.

@@ -23,10 +23,10 @@ use crate::raw;
 use crate::server_figures::{Meter, Served};
 use crate::work::SMALL;
 
-/// Maximum reply that a row requests, in bytes.
+/// Maximum length in bytes of a reply that a row requests.
 pub const MAX_REPLY: usize = 64 << 20;
 
-/// Maximum message in bytes.
+/// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = 512 << 20;
 
 /// The path of the method with one request and one reply.
@@ -177,7 +177,7 @@ macro_rules! serve {
     )* };
 }
 
-/// A generated server.
+/// A generated server, for one of the codecs.
 trait Stubs {
     fn routes(replies: Replies) -> Routes;
 }

@@ -47,7 +47,8 @@ fn moves(variable: impl Fn(&str) -> Option<OsString>) -> bool {
 mod tests {
     use super::*;
 
-    /// Whether there are colours, and bars, with these two variables.
+    /// Whether there are colours, and whether there are bars, with these values of NO_COLOR and
+    /// TERM.
     fn shown(no_color: Option<&str>, term: Option<&str>) -> (bool, bool) {
         let variable = |name: &str| match name {
             "NO_COLOR" => no_color.map(OsString::from),

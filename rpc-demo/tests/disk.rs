@@ -160,7 +160,7 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let ends = [cached, by("file_written_bytes")];
     assert!(ends.iter().all(|end| *end < 64 << 10), "{ends:?} bytes through the page cache");
     assert_eq!(by("direct_written_bytes") + by("file_written_bytes"), LEN as u64);
-    // Message heads and digests.
+    // The transport copies only message heads and digests.
     let copied = by("copied_bytes");
     assert!(copied < LEN as u64 / 1000, "{copied} of {LEN} bytes copied by the server");
     assert_eq!(number(&client["route"]["copied"], "staging"), 0, "{client}");

@@ -259,7 +259,7 @@ fn rxe_down_and_siw_down() {
 
 #[test]
 fn no_device() {
-    // Each of the proposed alternatives.
+    // Follows each of the proposed alternatives in turn.
     for way in 0..2 {
         guest();
         let mut shell = Shell::user(USUAL);
@@ -439,7 +439,7 @@ fn no_library() {
     let found = doctor();
     assert_eq!(found["reason"]["code"], "no-rdma-core", "{found}");
     assert_eq!(found["library"]["found"], false);
-    // The device is found nevertheless.
+    // The device is found even without the library.
     assert_eq!(found["devices"][0]["name"], "rxe0");
     let cure = &found["findings"][0]["cures"][0];
     assert_eq!(cure["root"], true);

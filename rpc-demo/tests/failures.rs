@@ -455,7 +455,7 @@ fn an_object_that_rotted_on_the_disk() {
     let line = failed(one_by_one.args(["--jobs", "1"]).output().unwrap(), 1);
     says(&line, &["'dir/object'", "is damaged"]);
     assert_eq!(names(&tree), ["another"]);
-    // The same in ranges, of which no single one can reveal the damage.
+    // The same holds for a get in ranges, although no single range can reveal the damage.
     let mut ranges = server.client_command(get("dir/object", &target));
     let line = failed(ranges.args(["--range-size", "64KiB"]).output().unwrap(), 1);
     says(&line, &["'dir/object'", "is damaged on the server's disk"]);
@@ -476,7 +476,7 @@ fn a_server_that_is_killed_during_a_put() {
     let dirs = Dirs::new();
     let mut server = Server::start(&dirs.root());
     let mut client = put_under_way(&server, "half");
-    // Its stdin stays open: the client must not wait for it.
+    // The client's stdin stays open, and the client must not wait for it.
     let _stdin = client.stdin.take();
     server.signal(Signal::KILL);
     server.wait();
@@ -616,7 +616,7 @@ fn rdma_that_is_required_and_cannot_be_had() {
         .env("TONIC_RDMA_DEVICE", "no-such-device");
     let line = failed(client.output().unwrap(), 1);
     says(&line, &["no RDMA to ", "no-", "leave out --require-rdma"]);
-    // Without the flag the same is a warning with its cure, and the transfer uses TCP.
+    // Without the flag, the missing device causes a warning with a cure, and the transfer uses TCP.
     let mut client = server.client_command(put(&file, "y"));
     client.env("TONIC_RDMA", "verbs").env("TONIC_RDMA_DEVICE", "no-such-device");
     let output = ok(client.output().unwrap());

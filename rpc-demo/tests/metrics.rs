@@ -99,7 +99,7 @@ fn transfers(fabrics: &str, by: &'static str) {
         told.text
     );
     assert!(told.get(payload, &with(&[("by", by)])) >= 2.0 * LENGTH as f64, "{}", told.text);
-    // The Offer messages.
+    // Only the Offer messages are carried in another way.
     let others = told.get(payload, &[]) - told.get(payload, there);
     assert!(others < 2000.0, "{}", told.text);
     if path == "tcp" {

@@ -533,7 +533,7 @@ async fn ranges_that_do_not_add_up_leave_no_file() {
         says(&failed(against(liar, &args).await, 1), &["cannot get 'x'", says_so]);
         assert!(names(dir.path()).is_empty(), "{says_so}: {:?}", names(dir.path()));
     }
-    // Checksums of another content.
+    // A server that sends more checksums than the file has ranges.
     let file = dir.path().join("large");
     fs::write(&file, vec![1; 100 << 10]).unwrap();
     let liar = Liar { listed: vec![], answer: vec![] };

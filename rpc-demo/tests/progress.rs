@@ -63,7 +63,7 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     drop(command);
     let mut shown = vt100::Parser::new(ROWS.try_into().unwrap(), columns.try_into().unwrap(), 0);
     let mut piece = [0; 4096];
-    // EIO once the program's end is closed.
+    // `read` fails with EIO once the program's end is closed.
     while let Ok(length @ 1..) = screen.read(&mut piece) {
         shown.process(&piece[..length]);
     }

@@ -119,7 +119,7 @@ fn what_has_no_size_beforehand_is_stored_too() {
     says(stdout(&output), &["put 'piped': 2500000 bytes in 1 file, "]);
     assert!(fs::read(at("root/piped")).unwrap() == content);
 
-    // Its reported size is 0, but it has content.
+    // The file's reported size is 0, but it has content.
     ok(server.client(["put", "/proc/self/status", "proc"]));
     says(&fs::read_to_string(at("root/proc")).unwrap(), &["Name:", "State:"]);
 }

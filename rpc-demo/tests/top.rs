@@ -142,7 +142,7 @@ fn a_dumb_terminal_gets_one_plain_table() {
     let mut child = command.env("TERM", "dumb").stdout(theirs).spawn().unwrap();
     drop(command);
     let mut text = Vec::new();
-    // EIO once the program's end is closed.
+    // The read fails with EIO once the program's end is closed.
     let _ = screen.read_to_end(&mut text);
     assert!(wait(&mut child).success());
     let text = String::from_utf8(text).unwrap();
@@ -175,7 +175,7 @@ impl Shown {
         self.shown.screen().rows(0, columns.get()).map(|row| row.trim_end().to_owned()).collect()
     }
 
-    /// Reads until the screen is as wanted.
+    /// Reads until `wanted` accepts the rows of the screen.
     #[track_caller]
     fn until(&mut self, wanted: impl Fn(&[String]) -> bool) {
         let begun = Instant::now();

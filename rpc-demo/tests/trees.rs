@@ -81,7 +81,7 @@ fn ten_thousand_small_files_and_some_large_ones() {
     assert_eq!((number(&get, "files"), number(&get, "bytes")), (10_000 + large, bytes));
     same(&tree, &copy);
 
-    // Nothing is missing.
+    // Nothing is missing, so nothing is transferred again.
     for direction in [
         args("put", &[&tree, "a/tree".as_ref()], &[]),
         args("get", &["a/tree".as_ref(), &copy], &[]),
@@ -129,7 +129,7 @@ fn modes_and_times_come_back() {
     let (one, two) = (Server::start(&dirs.at("one")), Server::start(&dirs.at("two")));
     let ranges = ["--range-size", "64KiB"];
     let copy = dirs.at("here/copy");
-    // Twice: directories without write permission are handled on both sides.
+    // In the second round, both sides already have directories without write permission.
     for _ in 0..2 {
         ok(one.client(args("put", &[&tree, "t".as_ref()], &ranges)));
         let mut cp =

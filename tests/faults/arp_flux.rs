@@ -46,7 +46,8 @@ pub async fn two_devices_in_one_subnet(_: Log) {
     calls_to_both(at).await;
 }
 
-/// Asks for the MACs of the host's addresses. Returns how often one of them was the other's.
+/// Asks for the MACs of the host's addresses. Returns in how many rounds an address had the MAC of
+/// the other address.
 async fn wrong_answers() -> usize {
     let mut wrong = 0;
     for _ in 0..ROUNDS {

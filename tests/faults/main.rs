@@ -18,7 +18,7 @@
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `named` | peers that keep the key of a buffer that the server has already got back |
 //! | `raw_peer` | the queue pair of such a peer |
-//! | `rate` | the rate before and behind each fault of `soak` |
+//! | `rate` | the rate before and after each fault of `soak` |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables, in one network and in routed ones |
 //! | `fault_test`, `puts`, `roles`, `log` | shared code |

@@ -80,7 +80,7 @@ where
     F: Future<Output = Result<Response<Message>, Status>> + Send + 'static,
 {
     let (at, mut listens) = mpsc::channel(1);
-    // Its service has the codec that land_in needs.
+    // The service on that thread has the codec that `land_in` needs.
     std::thread::spawn(move || {
         runtime(CodecKind::ZeroCopy).block_on(async move {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -83,7 +83,8 @@ pub async fn that_are_charged(_: Log) {
         }
         call(&channel).await;
         channels.push(channel);
-        // Not each time: a hundred connections would make five thousand calls.
+        // Not after each connection, because a hundred connections would then make five thousand
+        // calls.
         if channels.len().is_power_of_two() {
             for channel in &channels {
                 call(channel).await;

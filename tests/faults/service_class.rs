@@ -22,7 +22,7 @@ use tonic_rdma_tests::service::script::payload;
 use crate::fault_test::{Topology, variable};
 use crate::log::Log;
 
-/// IPv4, in network order.
+/// The protocol IPv4, in network byte order.
 const ETH_P_IP: u32 = 0x0008;
 const UDP: u8 = 17;
 /// The port of RoCE v2.

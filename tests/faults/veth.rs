@@ -90,7 +90,7 @@ pub async fn black_hole(test: &mut FaultTest) {
 /// it after more than four seconds, when `connect` has ended. Over iWARP, TCP repeats it in time.
 pub async fn connect_requests_are_lost(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
-    // The neighbour is known from here on.
+    // From here on, the kernel knows the neighbour.
     drop(test.endpoint(test.at).connect().await.unwrap());
     for _ in 0..3 {
         netem("loss 100%");

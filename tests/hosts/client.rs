@@ -24,7 +24,7 @@ use crate::{crowd, fork, unread};
 const PATIENCE: Duration = Duration::from_secs(100);
 /// The [`PATIENCE`] of a client that requires the fast path.
 const PATIENCE_OF_A_CALL: Duration = Duration::from_secs(5);
-/// How often a busy client says so.
+/// Interval at which a busy client says that it is busy.
 const BUSY: Duration = Duration::from_secs(10);
 /// Number of lines from a busy client after which it counts as hung.
 const MOST_BUSY: usize = 24;

@@ -30,7 +30,7 @@ pub async fn three_hundred_mebibytes(fabric: Fabric) {
     echoed(fabric, 300 << 20).await;
 }
 
-/// Run by `make test-large`.
+/// `make test-large` runs this test.
 pub async fn one_gibibyte(fabric: Fabric) {
     echoed(fabric, 1 << 30).await;
 }

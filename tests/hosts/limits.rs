@@ -35,7 +35,7 @@ impl Limit {
         let (id, name) = (process.id(), self.name());
         let before = soft_limit(&id, self.row());
         let low = match self {
-            // Less than a chunk of landing memory.
+            // This leaves less than a chunk of landing memory.
             Limit::AddressSpace => address_space(&id) + 512 * KIB,
             // Open descriptors stay open.
             Limit::Descriptors => 3,

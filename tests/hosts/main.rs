@@ -114,7 +114,7 @@ fn main() -> ExitCode {
                 runtime.shutdown_background();
                 Ok(())
             });
-            // Run by `make test-large`.
+            // `make test-large` runs this test.
             trial.with_ignored_flag(name == "large::one_gibibyte")
         })
     });

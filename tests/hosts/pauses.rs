@@ -89,7 +89,8 @@ pub async fn a_stopped_server(fabric: Fabric) {
     assert_kept(fabric, &channel);
 }
 
-/// The same settings and the same process give the same status.
+/// With the same settings of the keep-alive, a stopped server ends a call with the same status over
+/// every fabric.
 pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
     let server = Server::start(fabric, "", "").await;
     let channel = if fabric == Fabric::Stock {

@@ -4,8 +4,8 @@
 //! SIGKILL ends the other process, which is this program again. The test runs over shared memory,
 //! and in the guest over its device, where `CONNECTIONS` sets the number.
 //!
-//! Over shared memory it also counts what the same number of idle connections cost: descriptors,
-//! memory and wake-ups of threads. When they have ended, nothing is left.
+//! Over shared memory it also counts what up to 1,000 idle connections cost: descriptors, memory
+//! and wake-ups of threads. When they have ended, nothing is left.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]

@@ -89,7 +89,7 @@ pub enum Part {
     Bulk,
     /// Many connections of few calls
     Connections,
-    /// Many streams on few connections
+    /// Many streams on one connection
     Streams,
 }
 

@@ -115,11 +115,11 @@ pub const BULK: [Figure; 5] = [
     bulk("rate", Unit::Time, |round| Some(round.mb_per_s)),
     bulk("fairness", Unit::Count, |round| Some(round.slowest_to_mean)),
     bulk("cpu", Unit::Time, |round| Some(round.cpu_s_per_gb)),
-    // Per message.
+    // Registrations per message.
     bulk("registrations", Unit::Count, |round| {
         Some(round.memory?.registrations as f64 / round.messages as f64)
     }),
-    // Per payload byte.
+    // Copied bytes per payload byte.
     bulk("pressure", Unit::Count, |round| Some(round.memory?.pressure as f64 / round.bytes as f64)),
 ];
 
@@ -132,9 +132,9 @@ pub const CONNECTIONS: [Figure; 10] = [
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),
     load("one-rate", |row| &row.one, |load| load.kcalls_per_s),
     load("one-cpu", |row| &row.one, |load| load.cpu_us_per_call),
-    // Microseconds per second, of both processes.
+    // Processor time of both processes, in microseconds per second.
     rest("rest-cpu", Unit::Time, |row, _| Some(row.rest_cpu_us_per_s? / row.connections as f64)),
-    // KiB.
+    // Memory figures are in KiB.
     rest("server-memory", Unit::Count, |row, first| each(row, first, |ends| ends.server.memory)),
     rest("client-memory", Unit::Count, |row, first| each(row, first, |ends| ends.client.memory)),
     rest("pinned", Unit::Count, |row, first| each(row, first, |ends| ends.server.pinned)),

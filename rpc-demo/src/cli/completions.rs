@@ -6,7 +6,7 @@ use clap_complete::Shell;
 use super::Cli;
 
 const NAME: &str = "rpc-demo";
-/// The name without a hyphen.
+/// The program's name without a hyphen.
 const PLAIN: &str = "rpc_demo";
 
 /// Generates the script for `shell`.

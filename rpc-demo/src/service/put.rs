@@ -143,8 +143,8 @@ impl Begun {
     }
 
     /// Writes the whole stream. Returns the digest of the bytes that arrived and the digest that
-    /// the client announced. Fails as soon as more than `size` bytes arrive. On return `room` is
-    /// always free again, so that the client can retry after a failure.
+    /// the client announced. Fails as soon as more than `size` bytes arrive. On return nothing uses
+    /// `room` any more, so that the client can retry after a failure.
     async fn write(
         self,
         name: &Name,

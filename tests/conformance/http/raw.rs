@@ -201,7 +201,7 @@ async fn trailers_of_a_success(env: &TestEnv) {
     assert_eq!(all(&trailers, "grpc-status"), ["0"]);
     assert_eq!(all(&trailers, "x-raw-bin"), ["AAH/"]);
     assert!(!trailers.contains_key("x-head"));
-    // The stub sees the same.
+    // A stub sees the same message and trailers.
     let mut replies = client_of(channel).download(Message::default()).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(5, 700);
     let trailers = replies.trailers().await.unwrap().unwrap();

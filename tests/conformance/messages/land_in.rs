@@ -553,7 +553,7 @@ async fn one_buffer_for_many_requests(env: &TestEnv) {
     many_requests(env, vec![0; SIZE], check).await;
 }
 
-/// The same over shared memory, where the client maps the buffer.
+/// Over shared memory, the client maps the server's buffer, which stays registered.
 async fn one_mapped_buffer_for_many_requests(env: &TestEnv) {
     let check = |reply: &Message, size| match is_shm(env.fabric()) {
         true if env.fabric().codecs().1 == CodecKind::ZeroCopy => {

@@ -11,7 +11,7 @@ use tonic_rdma_tests::service::script::{
 
 cases![sixty_four_in_flight, sixty_four_in_flight_with_cancels];
 
-/// Sizes spread over all orders of magnitude.
+/// A size of a random order of magnitude, up to 1 MiB.
 fn size(rng: &mut SmallRng) -> usize {
     let bits = rng.random_range(0..=20);
     rng.random_range(0..=1usize << bits)

@@ -43,7 +43,7 @@ pub(crate) async fn spans_are_exported_through_into_tonic(net: Net) {
     let exporter = SpanExporter::builder().with_tonic().with_channel(channel).build().unwrap();
     let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).build();
     let tracer = provider.tracer("ecosystem");
-    // More spans than a batch has.
+    // These are more spans than a batch has.
     let names: Vec<String> = (0..1000).map(|n| format!("span {n}")).collect();
     for name in &names {
         drop(tracer.start(name.clone()));

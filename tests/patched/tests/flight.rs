@@ -32,7 +32,7 @@ fn batch(n: i64) -> RecordBatch {
     RecordBatch::try_new(Arc::new(schema), vec![Arc::new(numbers)]).unwrap()
 }
 
-/// Returns what was put last.
+/// A service that returns the data of the last put.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<FlightData>>>);
 

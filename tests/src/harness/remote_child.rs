@@ -30,7 +30,8 @@ enum Command {
     Pools(String),
 }
 
-/// Serves if this process is such a child; otherwise returns `None`.
+/// Serves if the environment says that this process is the child of a test. Otherwise returns
+/// `None`.
 ///
 /// # Errors
 /// `TONIC_RDMA_TEST_SERVE` is not the name of a fabric.
