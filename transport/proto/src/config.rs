@@ -22,13 +22,13 @@ pub enum Liveness {
 /// times the silence after which a side sends a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// A keep-alive like HTTP/2's: the peer's process has to answer its PINGs.
+/// A keep-alive like HTTP/2's: the peer's process has to answer the PINGs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// A PING is sent after this time without a message. The time is at most a day.
+    /// A PING is sent after this time without a message. A time of more than a day counts as a day.
     pub interval: Duration,
     /// The peer counts as dead if neither the answer nor another message arrives within this time.
-    /// The time is at most a day.
+    /// A time of more than a day counts as a day.
     pub timeout: Duration,
     /// PINGs are also sent while no stream is open.
     pub while_idle: bool,
@@ -64,12 +64,12 @@ pub struct Config {
     pub max_recvs: u16,
     /// Maximum number of streams that the peer may have open. At least 1; default 1,024.
     pub max_streams: u32,
-    /// Bytes of small messages that a stream may have unread when it begins, and at any later time.
-    /// The hello states this floor. 4 KiB to 2 GiB - 1; default 32 KiB.
+    /// Bytes of small messages that a stream may always have unread. A stream's window begins with
+    /// this size. The hello states this floor. 4 KiB to 2 GiB - 1; default 32 KiB.
     pub stream_window: u32,
-    /// Maximum bytes of small messages that a stream may have unread, once the stream is being
-    /// read. Bytes beyond `stream_window` count towards `unread_total`. `stream_window` to 2 GiB -
-    /// 1; default 2 MiB.
+    /// Maximum bytes of small messages that a stream may have unread. A stream's window grows up to
+    /// this size as the stream is read. Bytes beyond `stream_window` count towards `unread_total`.
+    /// `stream_window` to 2 GiB - 1; default 2 MiB.
     pub max_stream_window: u32,
     /// Maximum bytes of a stream that are granted or unread, not counting small messages. A message
     /// of up to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
@@ -79,8 +79,8 @@ pub struct Config {
     /// parts, however long it is. A value below `bulk_window` has no effect. Default 0.
     pub whole: u32,
     /// Maximum bytes that are granted or unread in all streams together. Beyond this total, a
-    /// stream gets memory only for the one message that its reader waits for, or, if the stream
-    /// holds nothing else, for one message of up to `stream_window`. Of each window for small
+    /// stream gets memory only while it holds nothing else, and only for one message that its
+    /// reader waits for or that is no longer than `stream_window`. Of each window for small
     /// messages, only the part beyond `stream_window` counts. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
@@ -107,7 +107,8 @@ pub struct Config {
     pub keep_alive: Option<KeepAlive>,
     /// For servers: the application decides at the beginning of each stream whether it [names
     /// memory](crate::Connection::decide_naming) for the request. Until the application has
-    /// decided, nothing is granted to the stream, and there are no standing grants. Default: false.
+    /// decided, nothing is granted to the stream. The connection gives no standing grants at all.
+    /// Default: false.
     pub names_requests: bool,
     /// Whether the peer may lend the payload that it sends. If not, LENT is a breach. Default:
     /// false.
@@ -264,9 +265,9 @@ impl Terms {
         self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
     }
 
-    /// Whether a segment of the piece may be lent. The segment must have the alignment that the
-    /// peer requires where it lands. The rest of the piece must fit into a message of a connection
-    /// at rest, because a LENT frame is not split.
+    /// Whether a segment of the piece may be lent. The address of the segment must have the
+    /// alignment that the peer requires of landed payload. The rest of the piece must fit into a
+    /// message of a connection at rest, because a LENT frame is not split.
     pub(crate) fn is_lendable(&self, payload: &Payload) -> bool {
         payload.lendable().is_some_and(|lendable| {
             let around = payload.len() - lendable.len();

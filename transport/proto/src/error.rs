@@ -7,7 +7,7 @@ use crate::ids::{GrantId, StreamId};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
-    /// A control message is too short or too long, or its length field differs from the received
+    /// A control message is shorter than its header, or its length field differs from the received
     /// length.
     #[error("control message of {received} bytes says it has {stated}")]
     MessageLength {
@@ -78,8 +78,8 @@ pub enum Breach {
         /// Stream that the frame names.
         stream: StreamId,
     },
-    /// A frame names a stream whose sending half has ended, or a new stream whose id is not above
-    /// all earlier ids.
+    /// A frame names a stream on which the peer has already ended its half, or opens a stream whose
+    /// id is not above all earlier ids.
     #[error("{frame} frame for {stream}, which the sender had closed")]
     ClosedStream {
         /// Name of the frame.
@@ -109,7 +109,7 @@ pub enum Breach {
         /// The limit in bytes.
         limit: u32,
     },
-    /// A HEADERS frame, or a frame with body bytes, that no call produces at this place.
+    /// A HEADERS frame, or a frame with body bytes, that is not allowed at this point of a stream.
     #[error("{frame} frame for {stream} out of order")]
     FrameOrder {
         /// Name of the frame.
@@ -157,7 +157,7 @@ pub enum Breach {
         /// This side's modulus.
         modulus: u32,
     },
-    /// A REQUEST whose field reaches past its end.
+    /// A REQUEST that states a field which extends beyond the requested bytes.
     #[error("request on {stream} of {len} bytes states a field that ends at {end}")]
     RequestField {
         /// Stream that the frame names.

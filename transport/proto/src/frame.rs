@@ -31,11 +31,11 @@ pub const FRAME_HEADER: usize = 8;
 /// Maximum length of a header block in bytes, unless
 /// [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
-/// Bytes of a message with a LENT frame, without its head and tail.
+/// Bytes of a message with a LENT frame, not counting the frame's head and tail.
 pub(crate) const LENT_MESSAGE: usize = MESSAGE_HEADER + FRAME_HEADER + LENT;
-/// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. The minimum
-/// bounds the number of grants per requested byte. With any begin, a grant of this length fits into
-/// 16 KiB of memory.
+/// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it, unless the
+/// grant ends where the REQUEST's field begins or ends. The minimum bounds the number of grants per
+/// requested byte. With any begin, a grant of this length fits into 16 KiB of memory.
 pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.

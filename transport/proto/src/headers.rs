@@ -69,7 +69,8 @@ const PAIRS_OF: [(u8, u8); NAMES.len()] = {
 /// The byte that encodes a static pair in a block.
 ///
 /// # Panics
-/// If there is no such pair, so use it in constants only.
+/// If no static pair has this name and value. Call this function in constants only, where the panic
+/// is a compile error.
 pub const fn pair(name: &str, value: &str) -> u8 {
     let mut n = 0;
     while !(same(PAIRS[n].0, name) && same(PAIRS[n].1, value)) {
@@ -118,8 +119,8 @@ fn place(name: &str) -> Option<u8> {
 /// A field of a decoded block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The first byte of the field's encoding: 0 for a literal, otherwise the number of a static
-    /// name or pair.
+    /// The first byte of the field's encoding: 0 for a literal name, otherwise the number of a
+    /// static name or pair.
     pub number: u8,
     /// The name; its characters are not validated.
     pub name: Bytes,

@@ -26,17 +26,17 @@ const MAGIC: [u8; 4] = *b"tRDM";
 /// The settings of one side that the other side needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerSettings {
-    /// Number of RECV slots posted at the start, which are the peer's first credits.
+    /// Number of RECV slots posted at the start, which are the other side's first credits.
     pub recv_slots: u16,
-    /// Maximum number of RECV slots, which bounds the credits that messages return.
+    /// Maximum number of RECV slots, which bounds the credits that the other side may have.
     pub max_recvs: u16,
     /// Length in bytes of a full RECV slot, which limits the longest SEND.
     pub slot_size: u32,
     /// Bytes of each RECV slot posted at the start. At most `slot_size`.
     pub rest_slot_size: u32,
-    /// Maximum number of streams that the peer may have open.
+    /// Maximum number of streams that the other side may have open.
     pub max_streams: u32,
-    /// Maximum unread bytes of a stream that were sent without a REQUEST.
+    /// Bytes of small messages that a stream may have unread, before WINDOW frames raise the limit.
     pub stream_window: u32,
     /// Maximum length of a header block in bytes.
     pub max_headers: u32,
@@ -129,7 +129,7 @@ pub enum HelloError {
     /// The data does not begin with this protocol's magic bytes.
     #[error("private data of another protocol (no tonic-rdma magic in {0} bytes)")]
     Magic(usize),
-    /// The data is truncated, or has a length that its kind does not have.
+    /// The data is truncated, or states a length that is wrong for its kind.
     #[error("private data of {received} bytes states a length of {stated}")]
     Length {
         /// Bytes received.

@@ -69,8 +69,8 @@ impl fmt::Display for ResetCode {
     }
 }
 
-/// A hasher for stream ids. The peer chooses the ids, but can have only `max_streams` of them at
-/// once, so collisions are harmless.
+/// A hasher for stream ids and lease numbers. The peer may choose these numbers, but can have only
+/// a limited number of streams and leases open, so collisions are harmless.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
 

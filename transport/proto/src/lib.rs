@@ -1,9 +1,9 @@
 //! The connection of tonic-rdma as a state machine without IO.
 //!
-//! Each peer has one [`Connection`]. The inputs of a connection are received messages, time and
-//! landing memory. The outputs are descriptors: bytes to SEND, and WRITEs. A connection has no
-//! socket, clock, memory region or source of randomness, so the same inputs always give the same
-//! outputs. A connection copies payload only into the small control messages that it composes.
+//! Each end of a link has one [`Connection`]. The inputs of a connection are received messages,
+//! time and landing memory. The outputs are descriptors: bytes to SEND, and WRITEs. A connection
+//! has no socket, clock, memory region or source of randomness, so the same inputs always give the
+//! same outputs. A connection copies payload only into the small control messages that it composes.
 //!
 //! # Map
 //!
@@ -31,8 +31,8 @@
 //! [`Connection::poll_transmit`] still returns, a CLOSE frame that names the breach, and
 //! disconnects.
 //!
-//! No event returns the landing memory that the peer then still holds. The driver frees this memory
-//! only once the queue pair is destroyed (R9).
+//! When a connection ends, no event returns the landing memory that the peer still holds. The
+//! driver frees this memory only once the queue pair is destroyed (R9).
 //!
 //! ```
 //! use std::time::Instant;

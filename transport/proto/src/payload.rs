@@ -148,8 +148,8 @@ impl Payload {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
-    /// The segment that may be lent. `None` if no segment may be lent, or if any bytes have been
-    /// taken.
+    /// The segment that may be lent. `None` if no segment may be lent, or if a whole segment has
+    /// been taken.
     pub(crate) fn lendable(&self) -> Option<&Bytes> {
         let at = self.lendable.filter(|_| self.first == 0)?;
         self.segments.get(at as usize).map(|segment| &segment.bytes)

@@ -9,9 +9,10 @@
 //! | aligned segments | less | at the address of its source modulo `LINE`, if this address is a multiple of the alignment; otherwise at 0 |
 //! | none | any | if its longest segment is pinned, this segment lands at the address of its source modulo `LINE`; if the segment is staged, the message begins at 0 |
 //!
-//! So the source and destination addresses of the longest segment are equal modulo `LINE`, unless
-//! the receiver requires an alignment that the source does not have. On some processors a copy
-//! between addresses that differ modulo `LINE` is several times slower.
+//! So the source and destination addresses of this segment are equal modulo `LINE`, with two
+//! exceptions: the receiver requires an alignment that the source does not have, or the segment is
+//! staged and the message has no aligned segment. On some processors a copy between addresses that
+//! differ modulo `LINE` is several times slower.
 //!
 //! With this table the sender computes the **begin** of the message: the address of the message's
 //! first byte, modulo the modulus. A REQUEST states the begin, and the receiver grants memory whose
@@ -21,8 +22,8 @@
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line. If the receiver's alignment allows it, a message's longest segment has
-/// source and destination addresses that are equal modulo this number.
+/// Bytes of a cache line. The module's documentation says which segments have source and
+/// destination addresses that are equal modulo this number.
 pub(crate) const LINE: u32 = 64;
 
 /// A power of two, modulo which addresses are compared.

@@ -295,9 +295,10 @@ impl Connection {
         self.life.is_live()
     }
 
-    /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue,
-    /// and those that wait begin in their turn.
-    /// `text` is truncated to 240 bytes. See [`Connection::is_drained`].
+    /// Begins to drain the connection. A client opens no more streams. A server sends GOAWAY, after
+    /// which its client opens no more streams. Open streams continue, and streams that wait for the
+    /// peer to allow one more stream still begin. `text` is truncated to 240 bytes. See
+    /// [`Connection::is_drained`].
     pub fn go_away(&mut self, code: CloseCode, text: &str) {
         if self.life.stage != Lifecycle::Open {
             return;
@@ -315,14 +316,15 @@ impl Connection {
         self.refuse(self.streams.waiting());
     }
 
-    /// Whether the drain is complete: the peer opens no more streams, and no stream is left.
+    /// Whether the drain is complete: no more streams will be opened, no stream is left, and no
+    /// output waits.
     pub fn is_drained(&self) -> bool {
         let is_drained = self.life.stage == Lifecycle::Drained;
         is_drained && self.streams.is_empty() && !self.output.has_output()
     }
 
     /// Closes the connection. Only a CLOSE frame is still sent, with `text` truncated to 240 bytes;
-    /// it may take the last credit. Streams do not end individually.
+    /// it may take the last credit. No event reports the end of the individual streams.
     pub fn close(&mut self, code: CloseCode, text: &str) {
         if self.is_live() {
             self.life.stage = Lifecycle::Closing;
@@ -357,7 +359,7 @@ impl Connection {
         self.admit();
     }
 
-    /// Lets streams begin that have waited, if the peer allows them now.
+    /// Begins streams that have waited, as many as the peer now allows.
     #[inline]
     fn admit(&mut self) {
         // When the peer goes away, the streams that wait are refused.

@@ -138,7 +138,7 @@ impl Grants {
         of_stream.map(|given| u64::from(given.len)).sum()
     }
 
-    /// Recalls a grant, unless the grant has been recalled.
+    /// Recalls a grant, unless it has already been recalled.
     pub(super) fn recall(&mut self, id: u32, streams: &mut Streams, control: &mut Control) {
         let grant = &mut self.out[id as usize];
         if std::mem::replace(&mut grant.recalled, true) {
@@ -206,7 +206,7 @@ impl Grants {
         (pending, overdue)
     }
 
-    /// Returns when the standing grants are recalled because the peer sends no bulk.
+    /// Returns when the standing grants are to be recalled if the peer sends no bulk until then.
     pub(super) fn recall_deadline(&self) -> Option<Instant> {
         (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }
@@ -221,8 +221,8 @@ impl Grants {
     }
 
     /// Records the length of a transfer. Standing grants are as long as the longest of the last
-    /// eight transfers of up to `standing_max`, rounded up to [`GRANULE`]. `begin` is the number of
-    /// unused bytes in front of the transfer.
+    /// eight transfers of up to `standing_max`, rounded up to [`GRANULE`]. The length includes
+    /// `begin`, the number of unused bytes in front of the transfer.
     pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
@@ -269,7 +269,8 @@ impl Grants {
         }
     }
 
-    /// Recalls a standing grant that was too short, so that the peer had to send a REQUEST.
+    /// Recalls one standing grant that is shorter than [`standing_len`](Self::standing_len),
+    /// because the peer had to send a REQUEST.
     pub(super) fn replace_short_standing(&mut self, all: &mut Streams, control: &mut Control) {
         let want = self.standing_len();
         let short = self.standing.iter().copied().find(|id| {

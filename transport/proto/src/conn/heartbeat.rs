@@ -27,7 +27,7 @@
 //! | Roused | the timer, which is due at once | Alert |
 //!
 //! Roused exists because this side opens streams without reading the clock. The driver's timer is
-//! then due at once, and [`QUIET`] counts from that timer.
+//! then due at once, and [`QUIET`] counts from the moment at which that timer runs.
 //!
 //! The driver's timer, and with it every deadline here, may be late by a 32nd of its wait. If the
 //! timer is late by [`QUIET`], this side was stopped or short of processor time. This side then
@@ -89,7 +89,7 @@ impl Heartbeat {
         }
     }
 
-    /// Records that the message received holds a frame other than PING, or the flag WAITED.
+    /// Records that the received message holds a frame other than PING, or the flag WAITED.
     pub(super) fn active(&mut self, now: Instant) {
         self.state = HeartbeatState::Alert { since: now };
     }

@@ -7,7 +7,7 @@
 //! | from | event | to |
 //! |---|---|---|
 //! | Waits | the interval has passed, no stream is open, and [`KeepAlive::while_idle`] is not set | Waits, from now on |
-//! | Waits | the interval has passed | Asked; PING |
+//! | Waits | the interval has passed, and a stream is open or [`KeepAlive::while_idle`] is set | Asked; PING |
 //! | Asked | a message | Waits |
 //! | Asked | the time-out has passed | dead |
 

@@ -129,7 +129,7 @@ impl Landing {
         self.queue.get(place).map(within)
     }
 
-    /// Whether the first parked stream may now get memory.
+    /// Whether the first parked stream has room for its want now, or wants nothing any more.
     fn unparks(&self, streams: &Streams) -> bool {
         self.parked.front().is_some_and(|&key| {
             let stream = &streams[key];

@@ -62,8 +62,8 @@ impl Leases {
         self.queue.push_back(stream.id);
     }
 
-    /// Records that the driver has to decide about the pieces of a stream that has waited until the
-    /// peer allows it.
+    /// Records that the driver has to decide about the pieces of a stream that has waited for the
+    /// peer to allow one more stream.
     pub(super) fn queue_all(&mut self, stream: &Stream) {
         let pieces = stream.send.out.iter().filter(|out| matches!(out, OutputItem::Lend(_)));
         self.queue.extend(pieces.map(|_| stream.id));

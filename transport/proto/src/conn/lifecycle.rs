@@ -2,7 +2,8 @@
 //!
 //! A draining server sends GOAWAY and still accepts the streams in flight. The client acknowledges
 //! after its last new stream, so the server knows that no further stream follows. A draining client
-//! opens no more streams, and streams that wait until the server allows them begin in their turn.
+//! opens no new streams. Streams that it opened earlier, and that wait for the server to allow one
+//! more stream, still begin in order.
 
 use bytes::Bytes;
 
@@ -24,7 +25,7 @@ pub(super) enum Lifecycle {
     Open,
     /// GOAWAY has been queued, and the peer may still open streams (server).
     Draining,
-    /// The peer opens no more streams.
+    /// The client opens no more streams.
     Drained,
     /// CLOSE is still to be sent, and nothing else happens.
     Closing,

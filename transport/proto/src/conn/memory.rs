@@ -26,7 +26,8 @@ impl Connection {
     /// Returns the want of the stream at `place` in the queue for landing memory, counting from 0.
     /// Call this function when there is no memory for the first stream, because another stream may
     /// want less. The outer `None` means that there is no such stream. The inner `None` means that
-    /// the stream no longer wants memory.
+    /// the stream no longer wants memory, or wants more than is left of
+    /// [`unread_total`](crate::Config::unread_total).
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         self.landing.behind(place, &self.streams)
     }
@@ -236,8 +237,8 @@ impl Connection {
         }
     }
 
-    /// Whether this side may lend again, which it may while fewer than `MAX_LEASES` of its leases
-    /// are open.
+    /// Whether this side may lend more bytes: the connection is neither closing nor closed, and
+    /// fewer than `MAX_LEASES` of this side's leases are open.
     pub fn may_lend(&self) -> bool {
         self.is_live() && self.leases.may_lend()
     }

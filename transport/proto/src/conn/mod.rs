@@ -44,19 +44,20 @@
 //! receiver has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST.
 //! A receiver that is short of memory grants less than requested, and the rest when memory comes
 //! free. Every grant ends with DONE (its bytes have been written) or ABORT (its bytes will not be
-//! written). DONE and ABORT follow the last WRITE on the queue pair, so the receiver knows that the
-//! memory is no longer accessed (R4, R9).
+//! written). DONE and ABORT follow the grant's last WRITE on the queue pair, so the receiver knows
+//! that the memory is no longer accessed (R4, R9).
 //!
 //! # Flow control
 //!
 //! Eager data is bounded by the stream's window, which begins small and grows as the application
 //! reads. Grants are bounded by the receiver: at most `bulk_window` per stream, or one message of
 //! up to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread
-//! bytes of all streams reach `unread_total`. From then on no standing grants are given, and a
-//! stream gets memory for the one message that its reader waits for; small messages still have the
-//! windows that their streams began with. Without this limit a peer could exhaust the heap. For the
-//! same reason the output of all streams has a common limit, beyond which each stream has a floor
-//! ([`Connection::has_room`]).
+//! bytes of all streams reach `unread_total`. While this total is reached, no standing grants are
+//! given. A stream that holds nothing else gets memory for one message that its reader waits for,
+//! or for one message of up to `stream_window` bytes. Small messages still have the windows that
+//! their streams began with. Without the limit `unread_total`, a peer could exhaust the heap. For
+//! the same reason the output of all streams has a common limit, beyond which each stream has a
+//! floor ([`Connection::has_room`]).
 //!
 //! # Why granted memory always comes back
 //!

@@ -32,8 +32,8 @@ pub(super) struct OutputQueue {
     streams: VecDeque<usize>,
     /// Streams with a WRITE to hand out.
     writes: WriteOrder,
-    /// Body bytes in the output of all streams, without those of streams that wait until the peer
-    /// allows them.
+    /// Body bytes in the output of all streams, without those of streams that wait for the peer to
+    /// allow one more stream.
     queued: usize,
     /// Whether the last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither
     /// starves the other.
@@ -105,7 +105,7 @@ impl OutputQueue {
         }
     }
 
-    /// Queues a stream that has waited until the peer allows it.
+    /// Queues a stream that has waited for the peer to allow one more stream.
     pub(super) fn admit(&mut self, key: usize, stream: &mut Stream) {
         stream.queues.waits = false;
         self.queued += stream.send.queued;

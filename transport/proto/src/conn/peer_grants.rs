@@ -86,7 +86,7 @@ impl PeerGrants {
     }
 
     /// Binds memory to the transfers at the head of a stream's output, or requests it. Stops at a
-    /// piece that may be lent. Stops also at eager data, unless the peer names memory, because
+    /// piece that may be lent. Also stops at eager data, unless the peer names memory, because
     /// eager data may wait for the window while other streams can use the memory. While a transfer
     /// waits for memory, later transfers get no standing grants. Otherwise they would hold memory
     /// that the first transfer may be waiting for.

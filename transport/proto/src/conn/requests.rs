@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::alignment::Modulus;
 use crate::payload::Field;
 
-/// Identifies one of the peer's requests.
+/// One of the peer's requests for memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestKey {
     /// The request's number among all requests of the connection.
@@ -97,7 +97,7 @@ impl StreamLanding {
         !std::mem::replace(&mut self.declined, true)
     }
 
-    /// Takes `len` bytes for a grant from the first request. Returns the request.
+    /// Counts `len` bytes of the first request as granted, and returns that request.
     pub(super) fn take_request(&mut self, len: u32) -> Option<RequestKey> {
         let PeerRequest { request, rest } = self.requests.front_mut()?;
         let request = *request;

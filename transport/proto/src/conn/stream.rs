@@ -58,7 +58,7 @@ use crate::ids::GrantId;
 use crate::payload::{LentPlace, Payload};
 
 /// Maximum number of bytes around a field that are sent by SEND to a peer that names memory for the
-/// field. A DATA frame with these bytes is not split.
+/// field. These bytes are not split for lack of room in a message.
 const MAX_AROUND: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,8 +264,8 @@ impl InQueues {
     }
 }
 
-/// A stream. `send` and `recv` hold the state that both sides of the connection know. `transfers`,
-/// `landing` and `queues` are this side's state, which ends with the link.
+/// A stream: its two halves, the frames that its transfers by WRITE still owe the peer, the landing
+/// memory that it wants and holds, and the queues that it is in.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,

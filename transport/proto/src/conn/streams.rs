@@ -32,10 +32,11 @@ pub(super) struct Streams {
     last_opened: u32,
     /// The ids of the streams that wait until the peer allows one more stream.
     waiting: BTreeSet<u32>,
-    /// How many streams the peer allows this side to have open, without those that wait.
+    /// How many streams the peer allows this side to have open, not counting those that wait.
     max_open: usize,
-    /// The highest stream id that has been transmitted. Streams are transmitted in the order of
-    /// their ids, so the peer may know of a stream if and only if its id is not above this id.
+    /// The highest stream id that has been transmitted (client) or accepted (server). Streams are
+    /// transmitted in the order of their ids, so the peer may know of a stream if and only if its
+    /// id is not above this id.
     last_known: u32,
 }
 

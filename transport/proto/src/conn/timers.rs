@@ -1,5 +1,5 @@
-//! The timers that count from the last received message: rest, proof, keep-alive, and the removal
-//! of extra RECVs.
+//! The timers that count from the last received message: rest, proof of life, keep-alive, and the
+//! removal of extra RECVs.
 
 use std::time::{Duration, Instant};
 

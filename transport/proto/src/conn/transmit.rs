@@ -43,8 +43,8 @@ impl Connection {
         slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
     }
 
-    /// Whether the caller has to act for this connection: send, grant memory or take events.
-    /// Credits to return do not count: they become due with received messages.
+    /// Whether the caller has to act for this connection: send, grant memory, decide about lending,
+    /// or take events. Credits to return do not count: they become due with received messages.
     pub fn wants_flush(&self) -> bool {
         self.output.has_output()
             || self.has_events()
@@ -60,7 +60,8 @@ impl Connection {
     }
 
     /// Whether [`Connection::poll_landing`] or [`Connection::poll_named`] may return anything, now
-    /// or under another [limit](Connection::limit_standing). False for a connection of small calls.
+    /// or under another [limit](Connection::limit_standing). False while a connection carries only
+    /// small calls.
     #[inline]
     pub fn may_want_memory(&self) -> bool {
         self.landing.grants.gives_standing() || self.landing.streams_want(&self.streams)
@@ -79,9 +80,8 @@ impl Connection {
         self.leases.has_queued() || self.leases.has_postponed()
     }
 
-    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may return anything,
-    /// or there are events. Like [`Connection::wants_flush`], but includes credits that are due to
-    /// be returned and the client's first message.
+    /// Like [`Connection::wants_flush`], but also true while credits are due to be returned, and
+    /// until the client's first message has been sent or received.
     pub fn is_due(&self) -> bool {
         self.wants_flush() || self.credits.return_due() || !self.life.greeted
     }

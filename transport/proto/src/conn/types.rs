@@ -95,7 +95,8 @@ pub enum Event {
         /// The lease's number.
         lease: u32,
     },
-    /// Returns landing memory that is unused, or has bytes of a stream that is no longer read.
+    /// Returns landing memory or named memory that is unused, or that holds bytes of a stream that
+    /// is no longer read.
     Returned {
         /// The driver's key of the memory.
         memory: usize,
@@ -165,13 +166,13 @@ pub enum Unsent {
     Trailers(Bytes),
 }
 
-/// Landing memory for the connection to grant.
+/// Landing memory, or memory that this side names, for the connection to grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantMemory {
     /// The driver's key, returned in [`Event::Landed`] or [`Event::Returned`].
     pub key: usize,
-    /// Address that the peer uses in WRITEs. This address and the local address of the memory are
-    /// multiples of the larger of 64 and [`Config::align`](crate::Config::align).
+    /// Address that the peer uses in WRITEs. In landing memory, this address and the local address
+    /// are multiples of the larger of 64 and [`Config::align`](crate::Config::align).
     pub addr: u64,
     /// The remote key for the memory.
     pub rkey: u32,
@@ -193,9 +194,9 @@ pub enum WantKey {
 pub struct LandingWant {
     /// The purpose.
     pub key: WantKey,
-    /// Preferred length in bytes. If the memory is longer, a stream gets only this number of bytes.
-    /// `want` and `min` include the bytes in front of the address where the sender has to begin,
-    /// which are not granted.
+    /// Preferred length in bytes. If the memory is longer, the bytes beyond this length are not
+    /// granted to a stream. `want` and `min` include the bytes in front of the address where the
+    /// sender has to begin, which are not granted.
     pub want: u32,
     /// Minimum length in bytes.
     pub min: u32,
@@ -221,8 +222,8 @@ pub struct Room {
     pub write: usize,
     /// Bytes of staging memory for one source that is not pinned.
     pub staging: usize,
-    /// Maximum bytes of a WRITE of a pinned source, if more than
-    /// [`write_chunk`](crate::Config::write_chunk).
+    /// Maximum bytes of a WRITE, if more than [`write_chunk`](crate::Config::write_chunk).
+    /// `staging` also limits the WRITEs of sources that are not pinned.
     pub chunk: usize,
 }
 
@@ -255,7 +256,8 @@ pub enum SendError {
     /// The stream is closed for sending: reset, ended, or unknown.
     #[error("stream is closed for sending")]
     Closed,
-    /// The peer accepts no new streams: it is going away, or the connection is closed.
+    /// No stream can be opened: one of the sides is going away, the connection is closing or
+    /// closed, all stream ids are used, or this side is the server.
     #[error("the peer takes no new streams")]
     GoingAway,
     /// A header block exceeds the limit.
@@ -296,9 +298,9 @@ pub struct Stats {
     pub long_writes_in_phase: u64,
     /// Body bytes received by WRITE.
     pub write_received: u64,
-    /// Body bytes lent to the peer.
+    /// Body bytes of pieces sent by LENT, including the bytes around the lent bytes.
     pub lent: u64,
-    /// Body bytes that the peer has lent.
+    /// Body bytes of pieces received by LENT, including the bytes around the lent bytes.
     pub borrowed: u64,
     /// Number of times that output had to wait for a credit.
     pub credit_waits: u64,

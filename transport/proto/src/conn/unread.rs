@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::ids::Ids;
 use crate::ids::StreamId;
 
-/// How much the streams use of their common limit, [`unread_total`](Config::unread_total).
+/// How much of their common limit, [`unread_total`](Config::unread_total), the streams use.
 #[derive(Debug)]
 pub(super) struct Unread {
     total: u64,

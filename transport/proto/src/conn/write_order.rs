@@ -98,8 +98,9 @@ mod tests {
 
     const WRITE: u64 = 32 << 10;
 
-    /// Writes messages, each of its own stream, in WRITEs of 32 KiB, and returns the bytes written
-    /// of each. A message is its length and the number of written bytes at which it arrives.
+    /// Writes messages, each on a stream of its own, in WRITEs of 32 KiB. Returns the number of
+    /// bytes written of each message. A message is its length and the number of written bytes at
+    /// which it arrives.
     fn run(messages: &[(u64, u64)], until: impl Fn(&[u64]) -> bool) -> Vec<u64> {
         let mut order = WriteOrder::default();
         let mut written = vec![0; messages.len()];

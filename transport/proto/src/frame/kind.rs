@@ -5,7 +5,7 @@
 pub const END: u8 = 1;
 /// The header block continues in the next HEADERS frame of the stream.
 pub const MORE: u8 = 2;
-/// The header block refers to fields that the connection remembers.
+/// The header block is compressed with the connection's header table.
 pub const INDEXED: u8 = 4;
 /// The client names memory for large messages of the response.
 pub const LANDS: u8 = 8;

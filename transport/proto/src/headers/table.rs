@@ -44,8 +44,8 @@ fn plain_len(block: &[u8]) -> Option<usize> {
     (len <= block.len()).then_some(len)
 }
 
-/// Distributes fields over entries. Each field may be in one of two entries. The hash need not
-/// resist chosen fields, because collisions only cost bytes.
+/// Returns the hash of a field, which determines the two entries that the field may be in. The hash
+/// need not resist chosen fields, because collisions only cost bytes.
 fn hash(field: &[u8]) -> u64 {
     let mut hash = field.len() as u64;
     for word in field.chunks(8) {
@@ -92,7 +92,7 @@ pub(crate) struct Sent {
 #[derive(Clone, Debug, Default)]
 struct TableEntry {
     field: Vec<u8>,
-    /// Hash of the field that mapped to this entry last.
+    /// Hash of the last field that mapped to this entry while it was not in the table.
     seen: u64,
 }
 
@@ -120,7 +120,7 @@ impl Sent {
         while let Some(field_len) = plain_len(rest) {
             let (field, behind) = rest.split_at(field_len);
             rest = behind;
-            // Leaves space for the following fields, compressed or not.
+            // Leave space for the fields that follow, in case none of them becomes shorter.
             let room = to.len() - len - rest.len();
             len += self.field(field, &mut to[len..len + room]);
         }

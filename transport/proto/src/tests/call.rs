@@ -20,7 +20,7 @@ const REQUEST: &[(&str, &str)] = &[
 ];
 const HEAD: &[(&str, &str)] = &[(":status", "200"), ("content-type", "application/grpc")];
 const TRAILERS: &[(&str, &str)] = &[("grpc-status", "0")];
-/// gRPC messages: not compressed, with their lengths, and a field of protobuf.
+/// gRPC messages: each has a flag (not compressed), its length, and one protobuf field.
 const ASKED: &[u8] = b"\0\0\0\0\x07\x0a\x05world";
 const ANSWERED: &[u8] = b"\0\0\0\0\x04\x0a\x02hi";
 

@@ -161,7 +161,7 @@ fn check_fields(case: &Case, frame: &Frame) {
                 assert!(field.bytes.iter().all(|byte| *byte == 0), "{}", case.name);
                 continue;
             }
-            // This field has the length of bytes that follow.
+            // This field states the length of the head, which a frame displays as "head".
             "head_len" => format!("{}B", field.number()),
             "stream" if !fields.contains_key("stream") => {
                 assert_eq!(field.number(), 0, "{}", case.name);

@@ -66,8 +66,8 @@ fn hello_and_accept_have_their_bytes_and_their_table() {
     document.assert_table("### HELLO and ACCEPT", &case.layout());
 }
 
-/// The name of the variant's case. A new variant does not compile here, and its code needs a case
-/// below.
+/// The name of the variant's case. A new variant does not compile before it is added here, and its
+/// code needs a case below.
 fn name(reject: Reject) -> Option<&'static str> {
     Some(match reject {
         Reject::Version { .. } => "REJECT/version",

@@ -12,8 +12,8 @@ use crate::payload::Payload;
 
 const HEAD: usize = 22;
 
-/// A call with a request of a short head and an aligned segment that lies at `place`, and an empty
-/// response body.
+/// Makes a call whose request body consists of a short head and an aligned segment at an address
+/// that is `place` modulo 4096. The response body is empty.
 fn call(p: &mut Pair, place: usize, len: usize) -> StreamId {
     let id = p.open("head", false);
     let (head, segment) = (pattern(1, HEAD), pattern_at(place, 2, len));
@@ -33,7 +33,7 @@ fn asks_for(align: u16, standing_grants: u8) -> Config {
     Config { align, standing_grants, ..small() }
 }
 
-/// [`Pair`] checks each WRITE of an aligned segment.
+/// [`Pair`] checks the address of each WRITE of an aligned segment.
 #[test]
 fn segments_land_aligned_on_request_and_in_standing_grants() {
     for align in [1, 2, 32, 64, 512, 4096] {
@@ -53,7 +53,8 @@ fn segments_land_aligned_on_request_and_in_standing_grants() {
     }
 }
 
-/// The phase continues from part to part, and in memory granted again after a RECALL.
+/// Each part begins at the remainder at which the previous part would continue, also in memory that
+/// is granted again after a RECALL.
 #[test]
 fn parts_keep_the_phase() {
     for align in [1, 64, 4096] {
@@ -210,14 +211,15 @@ fn only_standing_grants_have_a_begin() {
     );
 }
 
-/// A receiver may grant memory at any address. The sender begins at the first byte in phase, or
-/// sends a REQUEST if the rest is too short.
+/// A receiver may grant memory at any address. The sender begins at the first address that is
+/// congruent to the begin, or sends a REQUEST if the rest of the grant is too short.
 #[test]
 fn unaligned_standing_grants_are_used_from_the_first_byte_in_phase() {
     for (len, offset) in [(100_000 + 47, None), (100_000 + 48, Some(48)), (200_000, Some(48))] {
         let mut p = Pair::new(asks_for(64, 4), asks_for(64, 4), 1 << 20);
         p.settle();
-        // A head of 22 bytes begins at 42 modulo 64, which is 48 bytes after 58.
+        // The grant begins at 58 modulo 64. A head of 22 bytes has to begin at 42 modulo 64, which
+        // is 48 bytes later.
         p.inject(SERVER, &[Frame::Grant { stream: 0, id: 9, rkey: 1, len, addr: 0x1000 - 6 }]);
         let id = p.open("head", false);
         let mut payload = Payload::new();

@@ -89,7 +89,7 @@ fn grants_of_reset_streams_that_others_want_close_the_connection() {
     }
 }
 
-/// An unanswered RESET keeps a place among the peer's streams, but the connection does not end,
+/// A stream whose RESET is not answered still counts as open, but the connection does not end,
 /// because the peer may pause.
 #[test]
 fn an_unanswered_reset_ends_nothing() {
@@ -222,9 +222,8 @@ fn time_while_this_process_was_stopped_does_not_count() {
     assert_eq!(judged(&mut p, SERVER), (20, None), "it was answered");
 }
 
-/// 64 streams with bulk in both directions are reset over a link whose round trip takes six ticks,
-/// and others want the memory. The peer answers all RESETs at once, behind the data already in
-/// flight.
+/// 64 streams with bulk in both directions are reset over a link whose round trip takes six ticks.
+/// The peer answers all RESETs at once, behind the data already in flight.
 #[test]
 fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
     for side in [CLIENT, SERVER] {

@@ -50,7 +50,7 @@ fn grant(stream: u32, id: u32, len: u32) -> Frame {
     Frame::Grant { stream, id, rkey: 1, len, addr: 0x1000 }
 }
 
-/// Opens stream 1 in both directions.
+/// Lets the hostile client open stream 1.
 fn opened(p: &mut Pair) {
     p.inject(CLIENT, &[head(1)]);
     p.drive(SERVER);

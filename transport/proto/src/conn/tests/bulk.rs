@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::frame::Frame;
 use crate::ids::{ResetCode, StreamId};
 
-/// A call with a request body of `len` bytes and an empty response body.
+/// Makes a call with a request body of `len` bytes and an empty response body.
 fn upload(p: &mut Pair, len: usize) -> StreamId {
     let id = p.open("head", false);
     let body = pattern(len as u32, len);
@@ -106,7 +106,8 @@ fn long_transfers_use_no_standing_grants() {
         assert_eq!(p.count(CLIENT, "REQUEST"), n);
         assert_eq!(p.server().pending().grants, 0);
     }
-    // These messages are also longer than the window of a new stream.
+    // Messages of up to `standing_max` bytes use standing grants, so only the first of these
+    // messages sends a REQUEST.
     for _ in 0..3 {
         upload(&mut p, 150_000);
         assert_eq!(p.count(CLIENT, "REQUEST"), 4);
@@ -213,8 +214,8 @@ fn scarce_memory_is_granted_in_parts() {
     }
 }
 
-/// Standing grants hold all memory, and a long transfer waits for some. Shorter transfers behind it
-/// must not take standing grants into the queue with them.
+/// Standing grants hold all memory, and a long transfer waits for some. Shorter transfers that are
+/// queued behind it must not take standing grants.
 #[test]
 fn waiting_transfers_hold_no_standing_grants() {
     let mut p = Pair::new(with_standing(3), with_standing(3), 64 << 10);
@@ -492,8 +493,8 @@ fn a_small_call_overtakes_a_large_transfer() {
         p.until("the small response", |p| {
             p.ends[CLIENT].streams.get(&small.get()).is_some_and(|app| app.ended)
         });
-        // The data in flight when the small call began, and about as much again during its round
-        // trip.
+        // The bound covers the data in flight when the small call began, and about as much again
+        // during its round trip.
         let beside = part(&p, CLIENT) - before;
         assert!(beside <= 4 << 20, "{beside}");
         assert!(p.client().stats().messages_sent - sends <= 64);

@@ -218,8 +218,8 @@ fn bodies_around_the_eager_limit() {
     }
 }
 
-/// A server that allows three streams, and a client that opens five, and sends whole bodies of this
-/// length on the first three.
+/// Creates a server that allows three streams, and a client that has opened five streams and has
+/// sent a whole body of `len` bytes on each of the first three.
 fn crowded(len: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
     let ids: Vec<StreamId> = (0..5).map(|_| p.open("head", false)).collect();
@@ -356,7 +356,7 @@ fn streams_that_were_cancelled_while_they_waited_hold_no_memory() {
     p.assert_clean();
 }
 
-/// Streams are opened whether there is room or not, in varying orders of events.
+/// Opens streams whether or not the server's limit has room, in varying orders of events.
 #[test]
 fn the_stream_limit_is_never_exceeded() {
     let limits = Config { max_streams: 2, ..small() };
@@ -436,7 +436,7 @@ fn a_stalled_reader_blocks_only_its_own_stream() {
     p.assert_clean();
 }
 
-/// A driver that miscounts does no harm.
+/// A driver that reports more bytes as read than were received does no harm.
 #[test]
 fn consuming_more_than_received_does_not_grow_the_window() {
     let mut p = Pair::small();
@@ -469,7 +469,7 @@ fn a_full_queue_reports_writable_once() {
     assert_eq!(p.ends[CLIENT].streams.get(&1).map(|app| app.writable), None);
     p.ends[SERVER].unstall(id);
     p.settle();
-    // One event is for the head, and one is for the queue.
+    // One event follows the transmission of the head, and one reports the room in the queue.
     assert_eq!(p.ends[CLIENT].app(id).writable, 2);
     assert!(p.client().has_room(id));
     p.client().finish(id).unwrap();
@@ -479,8 +479,8 @@ fn a_full_queue_reports_writable_once() {
     p.assert_clean();
 }
 
-/// All streams share a limit for bytes that nobody reads. Beyond this limit each stream has its
-/// floor, and continues once it holds less than that, whatever the other streams hold.
+/// All streams share a limit on queued output. Once the limit is reached, a stream has room only
+/// while it has less than its floor queued, whatever the other streams have queued.
 #[test]
 fn the_queues_of_all_streams_are_limited() {
     const STREAMS: usize = 100;
@@ -501,8 +501,8 @@ fn the_queues_of_all_streams_are_limited() {
     // The peer takes as many bytes of all streams as may be unread.
     p.settle();
     assert!(queued(&mut p) >= all - (1 << 20));
-    // A stream that is read to its end has room while the others are as they were. So has one that
-    // drops its output.
+    // A stream whose queued output has been read has room, although the other streams' queues are
+    // as full as before. A stream that drops its output lowers the total.
     let (first, last, dropped) = (ids[0], ids[STREAMS - 1], ids[1]);
     for id in [first, last] {
         p.ends[SERVER].unstall(id);
@@ -549,7 +549,7 @@ fn a_stream_beyond_its_floor_hears_of_room() {
     p.assert_clean();
 }
 
-/// Both sides send at once with the minimum of credits, until neither may send.
+/// Both sides send at the same time with the minimum of credits, until neither may send.
 #[test]
 fn exhausted_credits_on_both_sides_are_returned() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
@@ -599,7 +599,7 @@ fn idle_connections_send_no_messages() {
         p.settle();
     }
     let sent = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
-    // A call is one message each way; returned credits travel in these.
+    // A call is one message each way, and returned credits travel in these messages.
     let before = sent(&p);
     assert!(before <= 202, "{before}");
     p.settle();
@@ -632,7 +632,7 @@ fn a_thousand_streams() {
     p.assert_clean();
 }
 
-/// Ids increase on the wire, even if streams begin in the middle of full messages.
+/// Ids increase on the wire, even if a message has no more room when a stream begins.
 #[test]
 fn streams_begin_in_the_order_of_their_ids() {
     let mut p = Pair::small();

@@ -7,7 +7,8 @@ use super::pair::*;
 use crate::config::Config;
 use crate::ids::{ResetCode, StreamId};
 
-/// Two streams that send bulk both ways with little memory. The second one must not be affected.
+/// Two streams that send bulk both ways with little memory. The cancellation of the first stream
+/// must not affect the second.
 struct Scene {
     pair: Pair,
     victim: StreamId,
@@ -185,7 +186,8 @@ fn grant_crosses_reset() {
     p.assert_clean();
 }
 
-/// A stream that is reset before its first frame returns its standing grants for others to use.
+/// A stream that is reset before its first frame is transmitted returns the standing grants that
+/// were bound to it.
 #[test]
 fn untransmitted_streams_return_their_grants_when_reset() {
     let mut p = Pair::small();

@@ -9,8 +9,8 @@ use crate::ids::StreamId;
 /// window.
 const LONG: usize = 3_000_000;
 
-/// Sends a request to a server that grants memory until it has received `after` bytes, and declines
-/// then. Returns the pair and the number of bytes that came by WRITE.
+/// Sends a request to a server that grants memory until it has received `after` bytes, and then
+/// declines. Returns the pair and the number of bytes that came by WRITE.
 fn declined_after(after: usize, budget: usize) -> (Pair, u64) {
     let mut p = Pair::new(small(), small(), budget);
     let id = p.open("head", false);
@@ -84,7 +84,7 @@ fn what_cannot_be_written_goes_by_data() {
     for standing in [false, true] {
         let mut p = Pair::small();
         if standing {
-            // The server grants in advance from here on.
+            // From here on, the server gives standing grants.
             for _ in 0..4 {
                 let id = p.open("head", false);
                 p.send(CLIENT, id, pattern(1, 100_000));
@@ -112,8 +112,8 @@ fn what_cannot_be_written_goes_by_data() {
     }
 }
 
-/// Requests that the peer goes on sending cost nothing, and are no breach, because they cross the
-/// DECLINE.
+/// Requests that arrive after this side's DECLINE cost nothing and are no breach, because they may
+/// have crossed it.
 #[test]
 fn requests_that_cross_it_are_forgotten() {
     let mut p = Pair::small();

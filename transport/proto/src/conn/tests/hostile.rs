@@ -77,7 +77,7 @@ fn message(frames: &[Frame], credits: u16) -> Bytes {
     slot.into()
 }
 
-/// Some work for the end under attack.
+/// Makes the end under attack do some work of its own.
 fn work(p: &mut Pair, end: usize, step: usize) {
     match (end, step % 4) {
         (CLIENT, 0) => {
@@ -109,7 +109,8 @@ fn work(p: &mut Pair, end: usize, step: usize) {
     }
 }
 
-/// The invariant after a breach: one CLOSE with the name of the breach, then silence.
+/// Checks the invariant after a breach: the end sends one CLOSE with the text of the breach, then
+/// nothing.
 fn check_end(p: &mut Pair, end: usize) {
     let Some(breach) = p.ends[end].error.clone() else { return };
     p.to[1 - end].clear();
@@ -187,7 +188,7 @@ proptest! {
         let mut p = attacked(end);
         let mut bytes = body;
         if !raw {
-            // A valid header, so that the frames are decoded.
+            // Add a valid header, so that the frames are decoded.
             let len = (bytes.len() + 8) as u8;
             bytes.splice(0..0, [0, 0, 0, 0, len, 0, 0, 0]);
         }
@@ -234,14 +235,14 @@ proptest! {
                 }
                 1 => bytes.truncate(at.index(bytes.len())),
                 2 => {
-                    // Duplicated.
+                    // Duplicate the message.
                     let copy = Wire::Send(message.clone());
                     queue.push_front(copy);
                     continue;
                 }
                 3 => bytes = vec![value; bytes.len()],
                 _ => {
-                    // Cut off anywhere, with a length field that fits.
+                    // Truncate the message anywhere, and correct its length field.
                     let at = 8 + at.index(bytes.len() - 7);
                     bytes.truncate(at);
                     let len = bytes.len() as u32;

@@ -11,7 +11,7 @@ use crate::payload::{LentBody, LentPlace, Payload};
 
 const FIELD: usize = 300_000;
 
-/// A message with a field of `len` bytes between short ones, which may be lent.
+/// A message with a field of `len` bytes that may be lent, between two short segments.
 fn message(seed: u32, len: usize) -> (Payload, Vec<u8>) {
     let (head, tail) = (pattern(!seed, 12), pattern(seed + 7, 9));
     let field = pattern_at(0, seed, len);
@@ -60,7 +60,7 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
     p.assert_clean();
 }
 
-/// Nothing is lent while a stream waits until the peer allows it.
+/// A stream lends nothing while it waits for the peer to allow one more stream.
 #[test]
 fn a_stream_that_waits_lends_nothing_yet() {
     let mut p = Pair::new(small(), Config { max_streams: 1, ..small() }, 1 << 30);
@@ -82,8 +82,9 @@ fn a_stream_that_waits_lends_nothing_yet() {
     p.assert_clean();
 }
 
-/// A stream that begins while a message is composed, because another stream ends in the message,
-/// leaves its piece for the next turn of the driver, and says so.
+/// A stream may begin while a message is composed, because another stream ends in that message. Its
+/// piece then waits for the next turn of the driver, and [`Connection::has_queued_lends`] reports
+/// this.
 #[test]
 fn a_stream_that_begins_within_a_flush_asks_for_another_one() {
     let mut p = Pair::new(small(), Config { max_streams: 1, ..small() }, 1 << 30);
@@ -91,7 +92,7 @@ fn a_stream_that_begins_within_a_flush_asks_for_another_one() {
     let first = p.open("head", false);
     let (id, bytes) = send(&mut p, 1, true);
     p.settle();
-    // The server ends its half early. END and the RESET behind it are separate messages.
+    // The server ends its half early. END and the RESET after it travel in separate messages.
     p.server().send_headers(first, block("head"), true).unwrap();
     p.hold[CLIENT] = true;
     p.drive(SERVER);
@@ -106,7 +107,8 @@ fn a_stream_that_begins_within_a_flush_asks_for_another_one() {
     p.assert_clean();
 }
 
-/// A piece whose head does not fit into one message goes by WRITE as a whole.
+/// A piece whose head does not fit into one message of a connection at rest goes by WRITE as a
+/// whole.
 #[test]
 fn long_heads_are_not_lent() {
     let mut p = lending(1 << 20);
@@ -149,7 +151,7 @@ fn only_what_is_aligned_is_lent() {
     }
 }
 
-/// A reader that keeps lent bytes makes its peer copy, and blocks nothing.
+/// A reader that keeps lent bytes makes its peer send later fields by WRITE, and blocks nothing.
 #[test]
 fn a_reader_that_keeps_leases_makes_the_sender_write() {
     let mut p = lending(2 * FIELD);
@@ -299,7 +301,8 @@ fn leases_are_counted_and_each_has_its_number() {
     lent(server, 5).unwrap();
 }
 
-/// The attack: the bytes around lent ones count in no window, so a peer makes these long.
+/// The attack: the bytes around lent bytes count in no window, so a hostile peer sends many of
+/// them.
 #[test]
 fn what_lies_around_lent_bytes_is_short() {
     let mut p = Pair::small();

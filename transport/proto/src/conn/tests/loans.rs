@@ -14,14 +14,14 @@ use crate::payload::LentPlace;
 #[derive(Clone, Debug, Default)]
 struct Mapped(Rc<RefCell<BTreeMap<u64, Bytes>>>);
 
-/// One end as an owner of lent memory, and as a reader of the other's.
+/// One end as an owner of lent memory, and as a reader of the memory that the other end lends.
 #[derive(Debug, Default)]
 pub(super) struct Loans {
     /// Shared by both ends.
     mapped: Mapped,
-    /// Bytes that this end lends at a time.
+    /// Maximum bytes that this end has lent at a time.
     pub(super) limit: usize,
-    /// How often a piece waits for the other end to map it.
+    /// How often each piece is postponed, as if the other end had not mapped its memory.
     pub(super) postpones: usize,
     postponed: usize,
     /// Whether this end keeps the bytes that it was lent.
@@ -67,7 +67,7 @@ impl Loans {
         }
     }
 
-    /// Ends a lease: the owner has its memory back, and uses it for something else.
+    /// Ends a lease: the owner may use its memory for something else.
     pub(super) fn ended(&mut self, lease: u32) {
         let addr = self.out.remove(&lease).expect("a lease ends once");
         self.mapped.0.borrow_mut().remove(&addr);

@@ -14,14 +14,14 @@ use crate::payload::Payload;
 const HEADER: usize = 5;
 const BLOCK: usize = 1 << 20;
 
-/// A driver whose landing memory is a number: grants of up to `most` bytes that nothing backs.
+/// A driver without real landing memory: it only counts grants, each of up to `most` bytes.
 struct Numbers {
     most: u32,
     granted: BTreeMap<usize, u32>,
     next: usize,
     /// Bytes that WRITEs have carried.
     written: u64,
-    /// Bytes and pieces that have landed, and the peak of what was granted at a time.
+    /// Body bytes received, pieces landed, and the maximum of bytes granted at a time.
     landed: (u64, usize, u64),
     ended: bool,
 }
@@ -112,7 +112,7 @@ fn the_longest_message_of_grpc_lands_in_parts() {
     let longest = u64::from(u32::MAX);
     for (whole, most) in [(0, u32::MAX), (256 << 20, u32::MAX), (256 << 20, 3 << 20)] {
         let config = Config { whole, standing_grants: 0, ..Config::default() };
-        // Includes the granted bytes in front of the address at which a part begins.
+        // The window includes the unused bytes in front of the address at which a part begins.
         let window = u64::from(config.bulk_window.max(whole)) + 4096;
         let server = send(config, longest, most);
         let (bytes, pieces, peak) = server.landed;

@@ -37,7 +37,7 @@ impl Memory {
         Memory { budget, used: 0, peak: 0, lenient: false, regions: BTreeMap::new(), next: 0 }
     }
 
-    /// Application memory for a part of a field, which begins at this offset.
+    /// Application memory for the part of a field that begins at this offset.
     pub(super) fn name(&mut self, offset: u32, len: u32) -> GrantMemory {
         self.next += 1;
         let rkey = self.next;

@@ -367,7 +367,8 @@ impl Model {
             let mut open = ids.iter().flat_map(|id| p.ends.iter().map(|end| (end, StreamId(*id))));
             open.any(|(end, id)| end.conn.is_open_for_sending(id))
         };
-        // When the streams have ended that the server allows at a time, the next ones begin.
+        // Each round ends the streams that the server allows at a time. Then the streams that wait
+        // begin.
         while is_open(p) {
             for end in [CLIENT, SERVER] {
                 for id in ids.iter().map(|id| StreamId(*id)) {

@@ -9,7 +9,7 @@ use crate::payload::Payload;
 
 const FIELD: usize = 300_000;
 
-/// A message with a field of [`FIELD`] bytes between short ones.
+/// A message with a field of [`FIELD`] bytes between two short segments.
 fn message(seed: u32) -> (Payload, Vec<u8>) {
     message_with(seed, 12, 9)
 }
@@ -45,7 +45,8 @@ fn answered_with(
     (p, id, bytes)
 }
 
-/// The few bytes around the field go by SEND, so a message takes one grant and its WRITEs.
+/// Up to 256 bytes around the field go by SEND, so such a message takes only one grant. More bytes
+/// around the field land in grants of their own.
 #[test]
 fn the_field_lands_in_named_memory_and_the_rest_around_it() {
     for (head, tail, around) in [(12, 9, 0), (0, 0, 0), (256, 0, 0), (0, 256, 0), (200, 57, 2)] {
@@ -166,8 +167,8 @@ fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
     }
 }
 
-/// After a grant is recalled of which a part was written, memory is named for the missing part
-/// again.
+/// After a grant is recalled before it has been written completely, memory is named again for the
+/// missing part.
 #[test]
 fn a_recall_returns_named_memory_too() {
     for room in [0, 64 << 10] {
@@ -235,8 +236,8 @@ fn memory_is_named_during_a_recall_of_an_earlier_message() {
     }
 }
 
-/// Memory for the second part of a field comes back if a recall has returned the first part: the
-/// peer would write the first part to it.
+/// Memory for the second part of a field comes back if a recall has returned the first part.
+/// Otherwise the peer would write the first part to it.
 #[test]
 fn memory_is_named_after_a_recall_of_an_earlier_part() {
     for room in [0, 64 << 10] {

@@ -146,7 +146,7 @@ pub(super) fn block(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// The whole head of a call.
+/// The HEADERS frame with the whole header block of a call.
 pub(super) fn head(stream: u32) -> Frame {
     Frame::Headers {
         stream,
@@ -188,8 +188,8 @@ impl End {
         }
     }
 
-    /// Handles the RECV of the message just received: it is posted again, removed or left out, or
-    /// more are posted.
+    /// Handles the RECV of the message just received: posts the RECV again, removes it or leaves it
+    /// out. Also posts extra RECVs if the connection wants them.
     fn post(&mut self, recv: u32) {
         let full = self.conn.terms.own.slot_size;
         if self.leaving && self.extra > 0 && recv == full {
@@ -224,8 +224,8 @@ impl End {
         self.conn.rest_recvs_posted(recvs);
     }
 
-    /// Sets the number of SEND slots and staging blocks, the size of these, and the bytes of WRITEs
-    /// in flight.
+    /// Sets the number of SEND slots, the number and size of staging blocks, and the maximum bytes
+    /// of WRITEs in flight.
     pub(super) fn limit(
         &mut self,
         slots: usize,
@@ -412,7 +412,7 @@ impl Pair {
         }
     }
 
-    /// Small slots, and ample landing memory.
+    /// Creates a pair with small slots and ample landing memory.
     pub(super) fn small() -> Self {
         Pair::new(small(), small(), 1 << 30)
     }
@@ -484,10 +484,10 @@ impl Pair {
         Some(wire)
     }
 
-    /// An aligned segment must land aligned, also if it lands in several parts: each at the address
-    /// that it would have in one piece. Memory that is named for a part of the segment gets this
-    /// part, unless the memory is recalled: the peer then continues with the bytes of a grant that
-    /// it has returned.
+    /// Asserts that an aligned segment lands aligned. If it lands in several parts, each part must
+    /// land as if the whole segment lay in front of and behind it. Memory that is named for a part
+    /// of the segment must receive this part, unless the memory has been recalled: the peer may
+    /// then write the bytes of a grant that it has returned.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
         let within = |bytes: &&Bytes| {
@@ -570,7 +570,8 @@ impl Pair {
         true
     }
 
-    /// Delivers a message made by the test at once, within the credits of `from`.
+    /// Immediately delivers a message that the test has composed. The message spends a credit of
+    /// `from`.
     pub(super) fn inject(&mut self, from: usize, frames: &[Frame]) {
         let mut slot = vec![0; 32_768];
         let mut composer = Composer::new(&mut slot);
@@ -596,7 +597,8 @@ impl Pair {
         }
     }
 
-    /// Credits are neither lost nor created, and no SEND finds an empty RECV queue (R2).
+    /// Asserts that credits are neither lost nor created, and that no SEND finds an empty RECV
+    /// queue (R2).
     fn check(&self) {
         for end in self.ends.iter().filter(|end| end.conn.life.is_open()) {
             end.conn.streams.check(end.conn.output.queued());
@@ -622,7 +624,7 @@ impl Pair {
             {
                 let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
-                // The sizes also match, in the order of the device.
+                // The sizes also match, in the order in which the device fills the RECVs.
                 let (rest, full) =
                     (receiver.terms.own.rest_slot_size(), receiver.terms.own.slot_size);
                 let coming = sends(from).flat_map(|m| {

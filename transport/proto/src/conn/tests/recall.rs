@@ -9,8 +9,8 @@ fn config() -> Config {
     Config { recv_slots: 64, max_recvs: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
 }
 
-/// Streams whose client has a grant for a message of 200,000 bytes each, and may have `room` bytes
-/// in flight.
+/// Opens streams, on each of which the client holds a grant for a message of 200,000 bytes. The
+/// client may then have WRITEs of `room` bytes in flight.
 fn granted(config: Config, streams: usize, room: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
@@ -122,7 +122,7 @@ fn a_bound_standing_grant_is_written_first() {
     p.server().recall_standing();
     p.settle();
     assert_eq!(p.count(CLIENT, "ABORT"), 1, "the short one");
-    // The number of WRITEs of 16 KiB that 200,000 bytes need.
+    // The bytes of the 13 WRITEs of up to 16 KiB that 200,000 bytes need.
     p.ends[CLIENT].limit(16, 4, 64 << 10, 208 << 10);
     p.hold[SERVER] = true;
     p.settle();

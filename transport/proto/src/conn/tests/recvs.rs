@@ -135,8 +135,8 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
         p.answer(id, pattern(round, 100));
         p.settle();
         assert!(p.ends.iter().all(|end| !end.conn.has_extra_recvs()), "{round}");
-        // A message as long as a full slot goes at once, in pieces, without waiting for an answer
-        // in between.
+        // A message as long as a full slot is sent immediately, in pieces, without waiting for an
+        // answer in between.
         let id = p.open("head", false);
         p.client().send_data(id, pattern(round, 4000), true, true).unwrap();
         p.drive(CLIENT);

@@ -86,7 +86,8 @@ fn time_restores_the_reset_budget() {
         assert!(begun <= 1600, "{begun}");
     };
     assert!(matches!(breach, Breach::RapidReset { burst: 1600, per_second: 1000 }), "{breach}");
-    // A steady rate above the restored one takes longer to reach the limit.
+    // A steady rate above the rate at which the budget is restored takes longer to exhaust the
+    // budget.
     let mut p = server(64);
     let (mut first, mut rounds) = (1, 0);
     while open_and_reset(&mut p, first, 64).1.is_none() {

@@ -65,7 +65,7 @@ fn silence_is_asked_about_without_a_message() {
     }
 }
 
-/// The server's process stops for an hour, with calls open and a message on its way.
+/// One side's process stops for an hour, with calls open and a message on its way.
 #[test]
 fn a_pause_loses_nothing() {
     for liveness in [Liveness::Told, TIMED] {
@@ -89,8 +89,8 @@ fn a_pause_loses_nothing() {
     }
 }
 
-/// With nothing open, a side asks once in two minutes, or never where the link reports the peer's
-/// end.
+/// With nothing open, a side sends a probe once in two minutes, or never if the link itself reports
+/// that the peer's end is gone.
 #[test]
 fn a_connection_at_rest_asks_rarely() {
     for liveness in [Liveness::Told, TIMED] {
@@ -131,7 +131,8 @@ fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
     }
 }
 
-/// If the link does not report the peer's end, a path that is lost at rest is noticed later.
+/// If the link does not itself report that the peer's end is gone, a path that is lost at rest is
+/// noticed after the next probe.
 #[test]
 fn a_path_that_goes_at_rest_is_given_up() {
     let mut p = pair(TIMED, None);

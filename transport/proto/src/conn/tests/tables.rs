@@ -46,7 +46,7 @@ const EVENTS: [Event; 9] = [
     Event::Window,
 ];
 
-/// Both halves, or `None` for a stream that has been forgotten.
+/// The states of both halves, or `None` for a stream that has been removed.
 type State = Option<(SendState, RecvState)>;
 
 /// The kind of the peer's breach.
@@ -203,7 +203,8 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
             let before = state_of(conn);
             conn.reset(ID, ResetCode::CANCEL);
             let told = emit(conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
-            // The peer gets one RESET, if this half was open or the peer's data was still wanted.
+            // The peer gets one RESET, unless this side's half had been reset or the peer's half
+            // was already discarded.
             let news = before.is_some_and(|(send, recv)| {
                 send != SendState::Reset && recv != RecvState::Discarding
             });
@@ -242,9 +243,9 @@ fn every_state_of_a_stream_with_every_event() {
     for side in [Side::Client, Side::Server] {
         let states = reachable(side);
         // Open and Ending combine with Headers, Body and Ended. Ended and Reset combine with
-        // Discarding. One more state is the forgotten stream. On a server, the end of the response
-        // discards the rest of the request. On a client, the end of the request waits for the
-        // response.
+        // Discarding. One more state is the removed stream. On a server, the end of the response
+        // discards the rest of the request. On a client, Ended also combines with Headers and Body,
+        // because the client waits for the response.
         assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
         for state in states {
             for event in EVENTS {
