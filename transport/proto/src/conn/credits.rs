@@ -314,8 +314,8 @@ mod tests {
         }
     }
 
-    /// A burst makes RECVs long, rest makes them short again. The sender knows the length of every
-    /// RECV in between.
+    /// Under load the RECVs become long, and at rest they become short again. The sender knows the
+    /// length of every RECV in between.
     #[test]
     fn both_sides_know_the_size_of_each_recv() {
         let config = Config {
@@ -346,7 +346,7 @@ mod tests {
         }
         assert_eq!((a.max_len(), a.is_next_short()), (4096, false));
         assert_eq!((b.posted(), a.available()), (8, 8));
-        // At rest the short RECVs are posted again, and the long ones go.
+        // At rest the short RECVs are posted again, and the long RECVs are removed.
         b.add_rest_recvs(6);
         let back = b.sent();
         assert_eq!(back, Returned { credits: 6, full: false });

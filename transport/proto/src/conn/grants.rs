@@ -238,8 +238,8 @@ impl Grants {
         self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
     }
 
-    /// Whether to give the peer one more standing grant. It must fit into the room that the streams
-    /// leave.
+    /// Whether to give the peer one more standing grant. With it, all standing grants must fit into
+    /// their own limit, and into what the streams leave of the limit on unread bytes.
     pub(super) fn wants_standing(&self, unread: &Unread) -> bool {
         if !self.active || self.standing.len() >= self.max_standing {
             return false;

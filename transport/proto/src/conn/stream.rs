@@ -43,9 +43,9 @@
 //! | by WRITE and DATA | DECLINE | by DATA |
 //! | by WRITE and DATA | a GRANT of memory that this side cannot write to (`Connection::cannot_write`): ABORT, and DECLINE with OWN | by DATA |
 //!
-//! Memory that was granted before is written, and ends with DONE or, after a RECALL, with ABORT.
-//! After that, the rest of the current message and all later messages are sent by DATA. The
-//! receiver forgets REQUESTs that cross its DECLINE.
+//! Memory that was granted before the change is written, and ends with DONE or, after a RECALL,
+//! with ABORT. After that, the rest of the current message and all later messages are sent by DATA.
+//! The receiver forgets REQUESTs that cross its DECLINE.
 
 use std::collections::VecDeque;
 

@@ -6,7 +6,7 @@ use super::alignment;
 use crate::ids::GrantId;
 use crate::payload::{Field, Payload};
 
-/// The peer's landing memory, as granted.
+/// A grant of the peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerGrant {
     pub(super) id: GrantId,

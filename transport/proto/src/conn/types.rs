@@ -61,7 +61,8 @@ pub enum Event {
         /// Whether the peer's half has ended.
         end: bool,
     },
-    /// Body bytes in landing memory. The memory now belongs to this side again.
+    /// Body bytes that a WRITE has put into granted memory. The memory now belongs to this side
+    /// again.
     Landed {
         /// Stream that the event is about.
         stream: StreamId,

@@ -494,7 +494,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::OpenedAfterGoAway(_) => "OpenedAfterGoAway",
         Breach::HeaderBlock { .. } => "HeaderBlock",
         Breach::FrameOrder { .. } => "FrameOrder",
-        // Found by the driver, which decodes the blocks: see
+        // The driver finds this breach, because the driver decodes the blocks: see
         // `breaches_found_by_the_driver_are_reported_to_the_peer`.
         Breach::Headers(_) => "",
         Breach::Window { .. } => "Window",

@@ -34,7 +34,7 @@ pub(super) struct Loans {
 }
 
 impl Loans {
-    /// The loans of two ends.
+    /// Creates the loans of the two ends of a pair.
     pub(super) fn pair() -> [Loans; 2] {
         let mapped = Mapped::default();
         [0, 1].map(|end: u32| Loans { mapped: mapped.clone(), next: end << 31, ..Loans::default() })

@@ -31,7 +31,7 @@ pub(super) enum Naming {
     Whole,
     /// Names memory for at most this many bytes at a time.
     Parts(u32),
-    /// Names memory for at most this many bytes, when the driver works the next time.
+    /// Names memory for at most this many bytes, the next time that the driver runs.
     Late(u32),
     Refuse,
 }
@@ -80,7 +80,7 @@ pub(super) struct End {
     pub(super) naming: BTreeMap<u32, Naming>,
     /// How a server with [`Config::names_requests`] names memory for a request.
     pub(super) names: fn(StreamId) -> Option<Naming>,
-    /// Wants of named memory to answer when the driver works the next time, each with the maximum
+    /// Wants of named memory to answer the next time that the driver runs, each with the maximum
     /// number of bytes to name.
     late: Vec<(NamedWant, u32)>,
     /// Whether the connection has asked for a proof that the peer's end exists.
@@ -485,9 +485,9 @@ impl Pair {
     }
 
     /// Asserts that an aligned segment lands aligned. If it lands in several parts, each part must
-    /// land as if the whole segment lay in front of and behind it. Memory that is named for a part
-    /// of the segment must receive this part, unless the memory has been recalled: the peer may
-    /// then write the bytes of a grant that it has returned.
+    /// land at the remainder that it would have if the segment landed in one piece. Memory that is
+    /// named for a part of the segment must receive this part, unless the memory has been recalled:
+    /// the peer may then write the bytes of a grant that it has returned.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
         let within = |bytes: &&Bytes| {
