@@ -91,9 +91,9 @@ impl Drop for Reused {
     }
 }
 
-/// The bytes of a request. They lie in the channel's pool if the plan says so and the pool has
-/// room. For every other call they lie in registered application memory, at an odd address or in
-/// memory that the peer may be lent.
+/// Returns the bytes of a request. They lie in the channel's pool if the plan says so and the pool
+/// has room. For other calls with an even number, they lie in registered application memory: in
+/// memory that may be lent to the peer, or at an odd address. Otherwise they lie on the heap.
 async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];
@@ -108,7 +108,7 @@ async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
         }
     }
     if !call.pinned && call.id.is_multiple_of(2) {
-        // The message lands at the same place modulo a cache line in each run of a seed.
+        // The message lies at the same place modulo a cache line in each run of a seed.
         const LINE: usize = 64;
         let mut own = vec![0; len + LINE + 1];
         let at = own.as_ptr().align_offset(LINE) + 1;

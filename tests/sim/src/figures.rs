@@ -39,7 +39,7 @@ pub struct Figures {
     pub write_bytes: u64,
     /// Leases given to peers.
     pub leases: u64,
-    /// The part of the leases whose memory a peer had lent.
+    /// The number of these leases whose memory was itself lent by a peer.
     pub lent_on: u64,
     /// Connections.
     pub links: u64,

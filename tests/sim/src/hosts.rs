@@ -85,7 +85,8 @@ impl RunningServer {
             // An error means that the owner was dropped with the run.
             let _ = stopped.await;
         };
-        // The simulated TCP reports no addresses.
+        // The simulated TCP reports no addresses, so the server takes every client for one behind a
+        // gateway.
         let mut server =
             Server::builder().context(hosts.contexts[host].clone()).offer_through_gateways(true);
         if named::at_servers(world.plan.seed) {
@@ -101,7 +102,7 @@ impl RunningServer {
     /// Starts a graceful shutdown.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // It may have ended already.
+            // The server may have ended already.
             let _ = stop.send(());
         }
     }

@@ -27,13 +27,14 @@ pub(crate) enum Kind {
 /// When a handler reads its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// All of them before it answers.
+    /// The handler reads all requests before it answers.
     First,
-    /// One before each answer, and the rest at the end.
+    /// The handler reads one request before each answer, and the rest at the end.
     Between,
-    /// None.
+    /// The handler reads no requests.
     Never,
-    /// All of them, and echoes each unchanged. For raw calls, and by [`CallPlan::echo`].
+    /// The handler reads all requests, and echoes each unchanged. For raw calls, and by
+    /// [`CallPlan::echo`].
     Echo,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct CallPlan {
     /// Bytes of each message.
     pub(crate) requests: Vec<usize>,
     pub(crate) responses: Vec<usize>,
-    /// Sent from pool memory, if the pool has room.
+    /// Whether requests are sent from pool memory, if the pool has room.
     pub(crate) pinned: bool,
     /// Whether the client, and the server, use the zero-copy codec.
     pub(crate) client_zero_copy: bool,
@@ -113,7 +114,7 @@ pub(crate) fn draw(
     pressure: bool,
 ) -> Vec<CallPlan> {
     let count = *[1, 5, 15, 30, 60].choose(rng).unwrap_or(&5);
-    // All at the same time, or spread over the span.
+    // Whether all calls begin at the same time, or are spread over the span.
     let burst = rng.random_bool(0.3);
     (0..count)
         .map(|id| {

@@ -13,9 +13,9 @@ use crate::world::World;
 
 /// The byte with which an owner fills its buffer.
 const OWN: u8 = 0x5a;
-/// How long an owner keeps its buffer. Late WRITEs arrive in that time.
+/// How long an owner keeps its buffer after it came back. A late WRITE would arrive in that time.
 const KEPT: Duration = Duration::from_millis(300);
-/// Time between two tries, while a reader that retains the field keeps the buffer from its owner.
+/// Time between two attempts to get a buffer back while a reader retains the field.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// The buffer for a call's response to land in, for a third of the calls whose client has the codec
@@ -24,7 +24,7 @@ pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
     let first = *call.responses.first()?;
     let named = call.client_zero_copy && call.kind != Kind::Raw && call.id % 3 == 1;
     let len = if call.id % 9 == 1 { first / 2 } else { first + call.id % 2 };
-    // Half of them stay registered until their owners get them back.
+    // Half of the buffers stay registered until their owners get them back.
     let kept = |land_in: LandIn<Vec<u8>>| match call.id % 2 {
         0 => land_in.keep_registered(),
         _ => land_in,
@@ -43,8 +43,8 @@ pub(crate) fn at_servers(seed: u64) -> bool {
     seed % 4 == 3
 }
 
-/// Waits for a buffer, checks its content, and checks that it stays as its owner leaves it. `key`
-/// identifies the message that may have landed.
+/// Waits until a buffer comes back, checks its content, and checks that nothing else writes to it
+/// afterwards. `key` identifies the message that may have landed.
 pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key) {
     let finished = loop {
         match land_in.finish().await {

@@ -12,11 +12,11 @@ use crate::plan::{Fault, FaultPlan, MAX_HARMLESS_SILENCE, Plan};
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
     Status(Status),
-    /// The caller dropped it after the planned time.
+    /// The caller dropped the call after the planned time.
     Dropped,
-    /// The caller dropped it after the planned number of responses.
+    /// The caller dropped the call after the planned number of responses.
     DroppedAfterResponses,
-    /// Its channel was dropped before it began.
+    /// The channel was dropped before the call began.
     NotMade,
 }
 
@@ -25,7 +25,7 @@ struct CallRecord {
     begun: Option<Instant>,
     head: Option<Instant>,
     ended: Option<(Instant, Outcome)>,
-    /// How often a handler received it.
+    /// How often a handler received the call.
     served: u32,
     /// The number of requests that a handler read, up to an end without an error.
     read: Option<usize>,
@@ -56,7 +56,8 @@ impl CallLog {
     }
 
     pub(crate) fn wrong(&mut self, what: String) {
-        // One is enough to fail the run, and thousands would only hide it.
+        // One error is enough to fail the run, and thousands of errors would only hide the first
+        // ones.
         if self.wrong.len() < 50 {
             self.wrong.push(what);
         }
@@ -225,7 +226,7 @@ fn allows(
                 .sum();
             unavailable && concerns(host) && all >= MAX_HARMLESS_SILENCE && within(DETECTION_LIMIT)
         }
-        // Data that cannot land comes by control messages.
+        // These faults end no call. For example, data that cannot land comes by control messages.
         Fault::FailRegistrations(..)
         | Fault::Pause(_)
         | Fault::LoseConnects(_)

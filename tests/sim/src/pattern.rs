@@ -1,5 +1,5 @@
-//! The payload of messages. Both ends derive it from the call's number, and no two parts of it are
-//! equal.
+//! The payload of messages. Both ends derive a message's payload from its call, its direction and
+//! its index. The payload is pseudo-random, so misplaced bytes are detected.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) call: usize,
-    /// From the server to the client.
+    /// Whether the message goes from the server to the client.
     pub(crate) down: bool,
     pub(crate) index: usize,
 }

@@ -62,7 +62,7 @@ pub(crate) const THEMES: [Theme; 14] = [
 ];
 
 impl Theme {
-    /// All themes, in the order of their names.
+    /// All themes, in the order of their declaration.
     pub fn all() -> &'static [Theme] {
         &THEMES
     }
@@ -118,7 +118,7 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
     pub(crate) at: Duration,
-    /// How long it lasts. Zero if it happens at one instant.
+    /// How long the fault lasts. Zero for a fault that happens at one instant.
     pub(crate) lasts: Duration,
     pub(crate) fault: Fault,
 }
@@ -137,15 +137,15 @@ pub(crate) struct Plan {
     pub(crate) net: SimConfig,
     pub(crate) tcp_latency: Duration,
     pub(crate) servers: usize,
-    /// Those of servers, then those of clients.
+    /// The pools of the servers, then the pools of the clients.
     pub(crate) pools: Vec<PoolConfig>,
     pub(crate) channels: Vec<ChannelPlan>,
     pub(crate) calls: Vec<CallPlan>,
     pub(crate) faults: Vec<FaultPlan>,
 }
 
-/// The total silence of a device that never makes a path count as lost. The device is asked for the
-/// first time after 1.25 of 5 seconds.
+/// The maximum total silence of a device that never makes a path count as lost. A silent device is
+/// first probed after 1.25 s, and counts as gone after 5 s.
 pub(crate) const MAX_HARMLESS_SILENCE: Duration = Duration::from_millis(3_600);
 
 impl Plan {
@@ -175,7 +175,8 @@ impl Plan {
         let servers = *[1, 1, 1, 2].choose(rng).unwrap_or(&1);
         let clients = rng.random_range(1..=2);
         let pressure = has(Theme::Pressure, rng);
-        // Not drawn, so that the rest of the plan stays the same.
+        // These settings follow from the seed itself instead of `rng`, so that they do not change
+        // the rest of the plan.
         net.unordered = [0, 1, 4][(seed / 3 % 3) as usize];
         let lendable = seed.is_multiple_of(3);
         net.lends_on = seed.is_multiple_of(2);
@@ -188,7 +189,7 @@ impl Plan {
                 lazy: rng.random_bool(0.3),
             })
             .collect();
-        // How long calls are made.
+        // The time within which calls begin.
         let span = ms(*[1, 50, 1_000, 8_000].choose(rng).unwrap_or(&50));
         let mut calls = load::draw(rng, channels.len(), span, pressure);
         if net.lends_on {
@@ -247,7 +248,7 @@ impl Plan {
         let hosts = self.hosts();
         let times = rng.random_range(1..=3);
         let mut push = |rng: &mut StdRng, lasts: u64, fault: Fault| {
-            // Some at time 0, while connections are made.
+            // Some faults begin at time 0, while connections are made.
             let at = if rng.random_bool(0.2) {
                 0
             } else {
@@ -271,13 +272,13 @@ impl Plan {
                         _ => {
                             let lasts = short(rng);
                             push(rng, lasts, Fault::KillAfter(host, work));
-                            // Makes channels reconnect soon.
+                            // The cut makes channels reconnect soon.
                             push(rng, 0, Fault::Cut(host));
                         }
                     }
                 }
                 if rng.random_bool(0.5) {
-                    // Affects the first links already.
+                    // This fault affects even the first links.
                     let (host, work) = (rng.random_range(0..hosts), rng.random_range(0..40));
                     let lasts = short(rng);
                     let fault = Fault::KillAfter(host, work);
@@ -300,8 +301,9 @@ impl Plan {
                 }
             }
             Theme::Pause => {
-                // A process that pauses holds its memory. If another connection cannot land without
-                // that memory, the pausing one is ended. Alone it may pause for any time.
+                // A paused process keeps its grants. If another connection needs their memory, the
+                // connection of the paused process ends. With only one channel, a process may pause
+                // for any time.
                 let most = if self.channels.len() == 1 { 60_000 } else { 3_000 };
                 for _ in 0..times {
                     let host = rng.random_range(0..hosts);

@@ -20,7 +20,7 @@ use crate::plan::{Fault, Plan, Theme};
 use crate::wire_checker::WireChecker;
 use crate::world::World;
 
-/// A run that takes longer than this in simulated time hangs.
+/// A run that takes longer than this in simulated time counts as hanging.
 const HANG_LIMIT: Duration = Duration::from_secs(3600);
 /// A channel returns to its fast path within this time after the last fault. The longest back-off
 /// between attempts is 10 minutes.
@@ -35,7 +35,8 @@ pub struct Options {
     pub theme: Option<Theme>,
     /// Record every event.
     pub trace: bool,
-    /// A guarantee for the fabric to break, and the number of occasions before that.
+    /// A guarantee that the fabric breaks, and the number of occasions on which it first keeps the
+    /// guarantee.
     pub injected_bug: Option<(InjectedBug, u64)>,
     /// A bug to add above the fabric.
     pub sabotage: Option<Sabotage>,
@@ -62,7 +63,7 @@ pub enum Sabotage {
 pub struct Report {
     /// The seed that was run.
     pub seed: u64,
-    /// The theme that the seed selects.
+    /// The theme of the run.
     pub theme: Theme,
     /// The errors that were found. Empty if the run passed.
     pub wrong: Vec<String>,
@@ -169,7 +170,7 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
     report.hash = hash.finish();
 }
 
-/// From the first connection to the end of the last task.
+/// Runs the plan, from the first connection to the end of the last task.
 async fn work(
     world: &Arc<World>,
     hosts: &Hosts,
@@ -261,8 +262,8 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
     }
 }
 
-/// Waits until a channel whose server runs works, and is back on the fast path unless a device was
-/// removed.
+/// Waits until a channel works and is back on the fast path. If one of its devices was removed, the
+/// channel only has to work over TCP. A channel whose server was stopped is not checked.
 async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), String> {
     let plan = &world.plan;
     let planned = &plan.channels[n];
@@ -303,7 +304,7 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
     }
 }
 
-/// Checks that no memory is in use while there are no calls.
+/// Checks that connections without calls have no open streams, grants or leases, and use no memory.
 async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut Report) {
     while !world.retains_nothing() {
         sleep(Duration::from_millis(100)).await;
@@ -318,7 +319,8 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
     }
     let mut left = checker.quiet();
     if world.plan.net.lost_wakeups > 0 || !world.plan.net.latency.is_zero() {
-        // A PING may be in flight, or wait for a timer that finds it.
+        // A PING may be in flight, or may lie undetected until a timer makes its receiver look for
+        // it.
         for _ in 0..200 {
             if left.is_empty() {
                 break;
@@ -341,7 +343,7 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
 }
 
 /// Returns the error if connections do not return the control memory of their last load. SEND slots
-/// go when all their work has completed, and RECVs with one PING each.
+/// are freed when all their work has completed, and RECVs with one PING each.
 async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
     const EACH: usize = 8 << 10;
     let mut wrong = None;

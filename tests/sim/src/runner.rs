@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use crate::figures::Figures;
 use crate::run::{Options, Report, run};
 
-/// A run that takes longer than this in real time makes no progress.
+/// A run that takes longer than this in real time counts as stuck.
 const STUCK_LIMIT: Duration = Duration::from_secs(300);
 
 /// Which seeds to run.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// This many.
+    /// This number of seeds.
     Count(u64),
-    /// For this long in real time.
+    /// All seeds whose runs begin within this real time.
     Time(Duration),
 }
 
@@ -88,7 +88,7 @@ pub fn seeds(
             }
         });
         for worker in workers {
-            // The scope propagates a panic of the runner itself.
+            // If the runner itself has panicked, the panic hook has already printed the panic.
             let _ = worker.join();
         }
         done.store(true, SeqCst);

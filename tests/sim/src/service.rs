@@ -37,7 +37,7 @@ pub(crate) struct Message {
     pub(crate) body: Bytes,
 }
 
-/// Either codec.
+/// One of the two codecs: tonic's, or the zero-copy codec.
 pub(crate) trait AnyCodec:
     Codec<Encode = Message, Decode = Message, Encoder: Send + 'static, Decoder: Send + 'static>
     + Default
@@ -71,7 +71,7 @@ impl Service<Request<Body>> for Planned {
         Box::pin(async move {
             let id = req.headers().get(CALL).and_then(|v| v.to_str().ok()?.parse().ok());
             let Some(call) = id.and_then(|id: usize| world.plan.calls.get(id)).cloned() else {
-                // A probe.
+                // This call is a probe.
                 return Ok(Status::ok("").into_http());
             };
             world.checker.note(|| format!("call {} is served", call.id));
@@ -198,7 +198,7 @@ async fn answer(
     }
     let single = matches!(call.kind, crate::load::Kind::Unary | crate::load::Kind::ClientStreaming);
     if single {
-        // One message, or a status.
+        // The response is one message, or a status.
         if call.reading == Reading::Between {
             take(&world, &call, &mut requests, 0).await?;
         }
@@ -312,7 +312,8 @@ pub(crate) fn prefix(len: usize) -> Bytes {
     head.freeze()
 }
 
-/// Pieces that h2 counts as small. It ends a connection on which too many of them are unread.
+/// Pieces shorter than this count as small for h2, which ends a connection on which too many small
+/// pieces are unread.
 const SMALL: usize = 256;
 
 /// The pieces, with small ones joined to the next. If other streams leave only a few bytes of a

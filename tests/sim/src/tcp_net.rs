@@ -1,5 +1,5 @@
 //! TCP without sockets: byte pipes in memory, with latency by the virtual clock. Faults stall and
-//! break them.
+//! break the pipes.
 //!
 //! A pipe accepts any number of bytes, because HTTP/2's own windows limit them. So nothing depends
 //! on the length of a header, and a run is repeatable although dates in headers differ.
@@ -109,9 +109,9 @@ struct Pipe {
 struct PipeState {
     /// The written bytes, each with its time of arrival.
     queue: VecDeque<(Instant, Bytes)>,
-    /// The writer is done.
+    /// Whether the writer is done.
     ended: bool,
-    /// The reader was dropped.
+    /// Whether the reader was dropped.
     abandoned: bool,
     broken: bool,
     reader: Option<Waker>,

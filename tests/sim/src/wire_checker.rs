@@ -9,7 +9,7 @@
 //! | R2 | a message is no longer than the RECV that it takes |
 //! | R3 | the connecting side sends first |
 //! | R4, R9 | DONE announces exactly the bytes that were written, and no WRITE follows it |
-//! | R8 | over all connections of a device, memory is in one grant at a time, and is not sent from |
+//! | R8 | over all connections of a device, no memory is in two grants at a time, and nothing is sent from granted memory |
 //! | R9 | a WRITE lies in an open grant of its sender; granted memory stays registered |
 //! | R8, R9 | a lease is announced once and returned once |
 //! | R12 | a WRITE uses the key that its grant names |
@@ -29,7 +29,7 @@ struct Grant {
     addr: u64,
     len: u64,
     rkey: u32,
-    /// 0: a standing grant, for any stream.
+    /// The stream that may use the grant. 0 for a standing grant, which any stream may use.
     stream: u32,
     /// Offset of the first WRITE.
     begin: u64,
@@ -54,7 +54,7 @@ const MAX_UNREPORTED: usize = 16;
 struct End {
     device: String,
     recv_slots: u64,
-    /// Bytes of each of them.
+    /// Bytes of each initial RECV.
     rest_bytes: u32,
     /// Bytes of each posted RECV, and of each RECV posted since the start and not credited yet.
     /// Both are in the order of posting.
@@ -62,21 +62,21 @@ struct End {
     uncredited: VecDeque<u32>,
     peer: Option<EndId>,
     connecting: bool,
-    /// Messages that have arrived, and that the driver has received. RECVs that it has posted
-    /// again, and that it has retired or left out.
+    /// The number of messages that have arrived, the number that the driver has received, and the
+    /// numbers of RECVs that the driver has posted again, and has retired or left out.
     arrived: u64,
     received: u64,
     reposted: u64,
     retired: u64,
     /// RECVs posted in addition to the initial ones.
     grown: u64,
-    /// SENDs that were queued here.
+    /// The number of SENDs that this end has queued.
     sends: u64,
     /// Work requests without a completion: the id, and whether it is a WRITE.
     in_flight: VecDeque<(u64, bool)>,
     /// Credits that this end has returned to its peer.
     returned: u64,
-    /// This end's memory that the peer was told of.
+    /// The grants of this end's memory that have been sent to the peer and have not ended.
     grants: BTreeMap<u32, Grant>,
     /// The leases that this end has given its peer.
     leases: BTreeSet<u32>,
@@ -157,7 +157,7 @@ impl WireChecker {
 
     /// Returns the resources that are still in use on connections that should be at rest: open
     /// streams, RECVs that are not posted, grants. Standing grants count as well, so connections
-    /// must have been idle for longer than these last.
+    /// must have been idle for longer than standing grants last.
     pub fn quiet(&self) -> Vec<String> {
         let state = self.lock();
         let mut left = Vec::new();
@@ -214,7 +214,8 @@ impl State {
         }
     }
 
-    /// Hashes and records the parts of an event that are the same in every run. Addresses are not.
+    /// Hashes and records the parts of an event that are the same in every run. Addresses differ
+    /// between runs, so they are left out.
     fn note(&mut self, event: &Event<'_>, started: Instant) {
         let at = Instant::now().duration_since(started).as_millis() as u64;
         let (kind, end, a, b) = match *event {
@@ -498,7 +499,8 @@ impl State {
             Some(grant) if grant.rkey != rkey => {
                 format!("R12: {from} writes with another key than granted")
             }
-            // A sender may begin anywhere in a standing grant.
+            // In a standing grant, any offset of the first WRITE is accepted here: DONE has to
+            // state it.
             Some(grant) if grant.stream == 0 && grant.written == 0 => {
                 (grant.begin, grant.written) = (addr - grant.addr, len);
                 return;
@@ -518,7 +520,7 @@ impl State {
     }
 }
 
-/// The names of a message's frames.
+/// The credits of a message, and the names and streams of its frames.
 fn frames_of(message: &[u8]) -> String {
     let Ok(mut reader) = Reader::new(Bytes::copy_from_slice(message)) else { return "?".into() };
     let mut names = format!("+{}{}", reader.credits, if reader.full { "F" } else { "" });

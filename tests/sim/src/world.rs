@@ -22,7 +22,7 @@ pub(crate) struct World {
     /// The bytes that readers retain, and until when.
     retained: Mutex<Vec<(Instant, Bytes)>>,
     channels: Mutex<Vec<Option<Channel>>>,
-    /// Buffers of servers that are not back yet, or are being watched.
+    /// The number of servers' buffers that have not come back yet, or are still watched.
     watched: AtomicUsize,
 }
 
@@ -59,14 +59,14 @@ impl World {
         }
     }
 
-    /// Retains something that was read.
+    /// Retains bytes that were read, for `time`.
     pub(crate) fn keep(&self, bytes: Bytes, time: Duration) {
         if !time.is_zero() {
             lock(&self.retained).push((Instant::now() + time, bytes));
         }
     }
 
-    /// Releases retained data, repeatedly, once it was retained for long enough.
+    /// Releases retained bytes when their time is over. Does not return.
     pub(crate) async fn release_retained(&self) {
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;

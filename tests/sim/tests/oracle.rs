@@ -18,7 +18,7 @@ fn assert_passed(report: &Report) {
     );
 }
 
-/// The second run is on another thread, at other addresses, and in parallel with other runs.
+/// Each seed runs twice: on two threads, at different addresses, and in parallel with other runs.
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let hashes = |order: Vec<u64>| {
@@ -86,7 +86,7 @@ macro_rules! found {
     )* };
 }
 
-// Some have no effect: a changed or late byte may belong to a message that its receiver drops
+// Some bugs have no effect: a changed or late byte may belong to a message that its receiver drops
 // unread, a changed SEND may be a PING, and a link that sends little may never need a completion.
 found! {
     a_write_after_done_is_found: RepeatWrite, 100%
@@ -100,7 +100,7 @@ found! {
     lost_completions_are_found: LoseCompletions, 70%
 }
 
-/// In every third run, pools may be lent.
+/// In every third run, pool memory may be lent.
 #[test]
 fn a_lease_that_is_returned_early_is_found() {
     let (mut broken, mut found, mut what) = (0, 0, Vec::new());
@@ -113,7 +113,7 @@ fn a_lease_that_is_returned_early_is_found() {
         what.extend(report.wrong.into_iter().take(1));
     }
     assert!(broken >= 10, "broken in {broken} runs only");
-    // The reader has often dropped it before its owner learns of that.
+    // The reader has often dropped the bytes before the owner learns that the lease was returned.
     assert!(found * 100 >= broken * 30, "found in {found} of {broken}: {what:#?}");
     assert!(what.iter().any(|what| what.contains("while its memory is read")), "{what:#?}");
 }
@@ -174,7 +174,7 @@ impl Wire {
         self
     }
 
-    /// A connection on which the server has granted 1000 bytes at 5000.
+    /// Creates a connection on which the server has granted 1000 bytes at address 5000.
     fn with_grant() -> Self {
         let wire = Wire::new();
         wire.send(CLIENT, 0, &[]).send(SERVER, 0, &[GRANT]);
@@ -245,7 +245,7 @@ fn the_wire_checker_knows_the_sizes_of_recvs() {
         wire.send(SERVER, 1, &[]);
         wire
     };
-    // Four short ones are in front of the long ones.
+    // Four short RECVs are posted before the long RECVs.
     let wire = grown();
     wire.send_full(SERVER, 2, true, &[]).right();
     (0..4).for_each(|_| _ = wire.send(CLIENT, 0, &[]));
