@@ -4,7 +4,7 @@
 //! path. A re-export is followed to the file with the definition, so a `mod.rs` that lists its
 //! children does not need them, unless its own code uses what it lists.
 //!
-//! Circles that are closed by a module's need of its own parent alone are told apart: see
+//! Circles that exist only because a module needs its own parent are listed separately: see
 //! [`without_parents`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,10 +14,10 @@ use syn::visit::{self, Visit};
 
 use crate::modules::{Crate, Target, attributes, flatten, is_exported, is_for_tests};
 
-/// Which items each file takes from which other one.
+/// For each file, the other files that it needs, each with the items that it takes from there.
 pub type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// What the files of a crate need of each other.
+/// Finds what the files of a crate need from each other.
 pub fn needs(crate_: &Crate) -> Needs {
     let mut needs = Needs::new();
     for (n, file) in crate_.files.iter().enumerate() {
@@ -42,7 +42,7 @@ impl Visitor<'_> {
             let file = self.crate_.modules[module].file;
             if file != self.file {
                 let other = &self.crate_.files[file].path;
-                // The type that a path leads through, or the function that it ends with.
+                // Take the type that the path leads through, or else the last part of the path.
                 let is_type = |part: &&String| part.starts_with(char::is_uppercase);
                 if let Some(item) = path.iter().find(is_type).or(path.last()) {
                     self.needs.entry(other.clone()).or_default().insert(item.clone());
@@ -51,7 +51,8 @@ impl Visitor<'_> {
         }
     }
 
-    /// Paths in the arguments of a macro, which are tokens and nothing more.
+    /// Follows the paths in the arguments of a macro, which are not parsed further than into
+    /// tokens.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let (mut colons, mut after_dollar) = (0, false);
@@ -61,7 +62,7 @@ impl Visitor<'_> {
                     if colons != 2 || path.is_empty() {
                         self.end_of_path(&mut path);
                     }
-                    // `$crate`; any other `$name` is a parameter, and names nothing.
+                    // Keep `$crate`. Any other `$name` is a parameter, which names no item.
                     if !after_dollar || name == "crate" {
                         path.push(name.to_string());
                     }
@@ -87,7 +88,8 @@ impl Visitor<'_> {
     }
 
     fn end_of_path(&mut self, path: &mut Vec<String>) {
-        // A single word in a macro may be anything; what is imported counts by its import.
+        // Skip a single word, which may be anything in a macro. If it is an imported item, its
+        // import counts.
         if path.len() > 1 {
             self.path(path);
         }
@@ -155,7 +157,7 @@ impl<'a> Visit<'a> for Visitor<'_> {
     fn visit_visibility(&mut self, _: &'a syn::Visibility) {}
 }
 
-/// `needs` without what a file needs of the modules that it lies in.
+/// Returns `needs` without what each file needs from the modules that contain it.
 pub fn without_parents(needs: &Needs) -> Needs {
     let is_parent = |file: &str, other: &str| {
         let folder =
@@ -188,7 +190,8 @@ pub fn groups(needs: &Needs) -> Vec<Vec<String>> {
     groups
 }
 
-/// Files that `from` needs, and that these need in turn; `from` itself only when it is in a circle.
+/// Returns the files that `from` needs, directly or through other files. These include `from` only
+/// if it is in a circle.
 fn reachable<'a>(needs: &'a Needs, from: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut queue = VecDeque::from([from]);
@@ -227,8 +230,8 @@ pub fn shortest(needs: &Needs, file: &str) -> Option<Vec<String>> {
     None
 }
 
-/// The circles of a crate for people: a shortest one through each file that is in any, with the
-/// items that make it.
+/// Describes the circles of a crate for people: for each file in a circle, a shortest circle
+/// through the file, with the items that cause it.
 pub fn describe(needs: &Needs) -> Vec<String> {
     let mut shown = BTreeSet::new();
     let mut lines = Vec::new();

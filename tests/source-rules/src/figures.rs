@@ -1,9 +1,10 @@
-//! Figures of a table: each is followed by the constant that it stands for, and has its value.
+//! Figures in a table: each figure is followed by the path of a constant, and must have the
+//! constant's value.
 //!
-//! In "16 MiB (`map::MOST`)" the figure is held to `const MOST` of a file
-//! `map.rs` or `map/mod.rs`. More folders in front tell files of one name apart
-//! (`proto::config::window`). A name in lower case is that of a field that `Default` sets. Of a
-//! fraction `1/8` the constant is the divisor.
+//! In "16 MiB (`map::MOST`)", the figure is compared with `const MOST` of a file `map.rs` or
+//! `map/mod.rs`. Further folders in the path distinguish files of the same name
+//! (`proto::config::window`). A lower-case name is the name of a field that an implementation of
+//! `Default` sets. In a fraction such as `1/8`, the constant is the divisor.
 
 use std::fmt;
 
@@ -13,10 +14,10 @@ use syn::{BinOp, Expr, Lit};
 use crate::files::Source;
 use crate::modules::{attributes, is_for_tests};
 
-/// A number without a unit, or of bytes; or a time.
+/// The value of a figure or a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Bytes, or how many.
+    /// A number of bytes, or a number without a unit.
     Count(u128),
     /// Nanoseconds.
     Time(u128),
@@ -25,11 +26,11 @@ pub enum Value {
 /// A figure, and the path of its constant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// As it is written.
+    /// The figure as it is written.
     pub text: String,
-    /// What that says.
+    /// The value that the text states.
     pub value: Value,
-    /// Such as `map::MOST`.
+    /// The path of the constant, such as `map::MOST`.
     pub constant: String,
 }
 
@@ -39,7 +40,7 @@ impl fmt::Display for Figure {
     }
 }
 
-/// The factor of a unit, and whether it is one of time.
+/// The factor of a unit, and whether it is a unit of time.
 fn unit(word: &str) -> Option<(u128, bool)> {
     Some(match word {
         "KiB" => (1 << 10, false),
@@ -96,11 +97,12 @@ pub fn of_cell(cell: &str) -> Result<Vec<Figure>, String> {
     }
 }
 
-/// What keeps a figure from being that of the code.
+/// Checks that a figure has the value of its constant in the code.
 ///
 /// # Errors
 ///
-/// When there is no such constant, there is more than one, or it is too complicated.
+/// If the values differ, if not exactly one constant has this path, or if its expression is too
+/// complicated.
 pub fn check(figure: &Figure, sources: &[Source]) -> Result<(), String> {
     let value = constant(&figure.constant, sources).map_err(|why| format!("{figure}: {why}"))?;
     match value == figure.value {
@@ -133,7 +135,7 @@ fn constant(path: &str, sources: &[Source]) -> Result<Value, String> {
     }
 }
 
-/// Looks for the constants and fields of a name.
+/// Finds the constants and fields with this name.
 struct Constants<'a> {
     name: &'a str,
     found: Vec<Expr>,
@@ -167,7 +169,7 @@ impl<'a> Visit<'a> for Constants<'_> {
     }
 }
 
-/// Looks for the values of a field.
+/// Finds the values that the field gets.
 struct Fields<'a, 'b>(&'a mut Constants<'b>);
 
 impl<'a> Visit<'a> for Fields<'_, '_> {

@@ -13,7 +13,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A made-up file.
+    /// Creates a made-up file, for tests of the checks.
     pub fn new(path: &str, text: &str) -> Source {
         Source { path: path.to_owned(), text: text.to_owned() }
     }

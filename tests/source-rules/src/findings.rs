@@ -20,7 +20,7 @@ pub const CRATES: &[&str] = &[
     "tests/source-rules/src/lib.rs",
 ];
 
-/// This crate quotes what it looks for.
+/// The folder of this crate. It is not searched for wordings to avoid, because it quotes them.
 const OURS: &str = "tests/source-rules/";
 
 /// A file or folder that breaks a rule.
@@ -45,7 +45,7 @@ pub struct Findings {
     pub long: Vec<Finding>,
     /// Folders with too many files.
     pub full: Vec<Finding>,
-    /// Files that define a type whose name others have, or that says nothing.
+    /// Files that define a type with an ambiguous name: see [`names`].
     pub names: Vec<Finding>,
     /// Files with `unsafe` where there may be none.
     pub unsafe_files: Vec<Finding>,
@@ -55,15 +55,16 @@ pub struct Findings {
     pub unthrottled: Vec<Finding>,
     /// What keeps clippy from asking for SAFETY comments.
     pub lint_is_off: Vec<String>,
-    /// For each of [`CRATES`], its files and the imports among them.
+    /// For each of [`CRATES`], the number of its files, and the number of pairs of files of which
+    /// one needs the other.
     pub crates: Vec<(usize, usize)>,
-    /// Names of types of the library.
+    /// Number of type names that were checked.
     pub types: usize,
-    /// Lines of prose whose width was looked at.
+    /// Number of lines of prose whose width was checked.
     pub prose_lines: usize,
-    /// Lines with `unsafe` where it may be.
+    /// Number of lines with `unsafe` in folders that may have it.
     pub unsafe_lines: usize,
-    /// Log lines that go through the throttle.
+    /// Number of log lines that go through the throttle.
     pub throttled_lines: usize,
 }
 
@@ -72,7 +73,7 @@ impl Findings {
     ///
     /// # Errors
     ///
-    /// When a file does not parse, or is not there.
+    /// When a file does not parse, or is missing.
     pub fn of(sources: &[Source]) -> Result<Findings, String> {
         let mut found = Findings::default();
         for root in CRATES {
@@ -138,7 +139,8 @@ impl Findings {
         Ok(found)
     }
 
-    /// The lists of what is known, by the name of each constant in `tests/known/mod.rs`.
+    /// The lists of findings. Each comes with the name of its constant in `tests/known/mod.rs`, and
+    /// with a heading.
     pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 8] {
         [
             ("CIRCLES", "Files that need each other.", &self.circles),
@@ -161,7 +163,7 @@ impl Findings {
         wording::counts(self.wordings.iter().map(|finding| (finding.path.as_str(), 1)))
     }
 
-    /// The content of `tests/known/mod.rs` that these findings agree with.
+    /// The content of a `tests/known/mod.rs` that lists exactly these findings.
     pub fn known(&self) -> String {
         let mut text = String::from(
             "//! What breaks the rules still. These lists only get shorter: print them anew by\n\
@@ -176,7 +178,7 @@ impl Findings {
                 text += &format!("pub(crate) const {name}: &[&str] = &[];\n");
                 continue;
             }
-            // A path to a line merges well, and so rustfmt leaves it.
+            // One path on each line merges well, and `rustfmt::skip` keeps it so.
             text += &format!("#[rustfmt::skip]\npub(crate) const {name}: &[&str] = &[\n");
             for path in paths {
                 text += &format!("    \"{path}\",\n");

@@ -1,9 +1,9 @@
 //! Golden files, which hold the bytes of messages, and the tables of docs/protocol.md.
 //!
 //! A line of a golden file is a case: `name | field:hex field:hex ... | note`. The name of a field
-//! whose length varies ends with `*`. A line that begins with `#` is a comment. The crate whose
-//! messages these are encodes and decodes each case in a test, and holds the document's tables to
-//! the fields.
+//! whose length varies ends with `*`. A line that begins with `#` is a comment. The crate that
+//! defines the messages encodes and decodes each case in a test, and compares the document's tables
+//! with the fields.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -30,11 +30,11 @@ pub struct Case {
 /// One field of a case.
 #[derive(Debug)]
 pub struct Field {
-    /// The name, without the mark of those that vary.
+    /// The name, without the `*` of a field whose length varies.
     pub name: String,
     /// The bytes on the wire.
     pub bytes: Vec<u8>,
-    /// Whether other values have another length.
+    /// Whether the length of the field varies.
     pub varies: bool,
 }
 
@@ -80,7 +80,7 @@ impl Golden {
         names.filter(|name| name.starts_with(prefix)).collect()
     }
 
-    /// Checks that each case was asked for, so that none is left behind by a change.
+    /// Checks that each case was asked for, so that a change leaves no unused case behind.
     ///
     /// # Panics
     /// A case was not asked for.
@@ -135,10 +135,10 @@ impl Case {
         field.unwrap_or_else(|| panic!("{} has no field {name}", self.name))
     }
 
-    /// Checks what was encoded.
+    /// Checks that `encoded` has the bytes of this case.
     ///
     /// # Panics
-    /// These are other bytes than those of the file.
+    /// The bytes differ.
     pub fn assert_bytes(&self, encoded: &[u8]) {
         if encoded == self.bytes() {
             return;
@@ -158,11 +158,11 @@ impl Case {
         panic!("{}: {} more bytes: {}", self.name, encoded.len() - at, hex(&encoded[at..]));
     }
 
-    /// Checks that these are the values of all fields but those that vary, and of `fixed`, which
-    /// no value determines.
+    /// Checks the values of fields. Every field must be in `values`, unless its length varies or it
+    /// is in `fixed`, which lists fields that no value determines.
     ///
     /// # Panics
-    /// A value differs, a field is left out, or there is none of that name.
+    /// A value differs, a field is left out, or a name has no field.
     pub fn assert_values(&self, values: &[(&str, u64)], fixed: &[&str]) {
         for (name, value) in values {
             assert_eq!(self.field(name).number(), *value, "{}: {name}", self.name);
@@ -175,7 +175,7 @@ impl Case {
         }
     }
 
-    /// Offset, length and name of each field as the document's tables have them.
+    /// Offset, length and name of each field, in the form that the document's tables use.
     pub fn layout(&self) -> Vec<[String; 3]> {
         let mut at = Some(0);
         let mut row = |field: &Field| {
@@ -193,10 +193,10 @@ impl Case {
 pub struct Document(String);
 
 impl Document {
-    /// docs/protocol.md.
+    /// Reads docs/protocol.md.
     ///
     /// # Panics
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn protocol() -> Document {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol.md");
         Document(std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}")))
@@ -231,7 +231,7 @@ impl Document {
     /// Checks that the first columns of a table have these cells.
     ///
     /// # Panics
-    /// They do not.
+    /// The cells differ.
     pub fn assert_table<const N: usize>(&self, heading: &str, rows: &[[String; N]]) {
         let table = self.table(heading);
         let cells: Vec<&[String]> = table.iter().map(|row| &row[..N.min(row.len())]).collect();
@@ -243,7 +243,8 @@ impl Document {
     /// what is behind two spaces is a comment.
     ///
     /// # Panics
-    /// The document does not have this heading, or the block is none of bytes.
+    /// The document does not have this heading, no code block follows, or the block has other text
+    /// than bytes.
     pub fn dump(&self, heading: &str) -> Vec<u8> {
         let blocks = self.section(heading).split("```").nth(1);
         let block = blocks.unwrap_or_else(|| panic!("no code block behind {heading:?}"));

@@ -1,7 +1,8 @@
-//! Lines that a peer can cause go through the throttle: in the libraries, `warn!`, `error!` and
-//! `info!` of tracing are called by `throttled!` of the crate memory alone.
+//! Log lines that a peer can cause go through the throttle: in the libraries, only `throttled!` of
+//! the crate memory calls `warn!`, `error!`, `info!` and `event!` of tracing.
 //!
-//! Which lines a peer can cause changes with the code around them, so the rule holds for all.
+//! Which log lines a peer can cause depends on the code around them, so the rule holds for all log
+//! lines.
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -19,7 +20,7 @@ pub const FOLDERS: &[&str] = &[
 /// The file that defines the throttle.
 const THROTTLE: &str = "memory/src/log_throttle.rs";
 
-/// Macros of tracing that log above DEBUG, or may.
+/// Macros of tracing that log above DEBUG, or may do so.
 const MACROS: &[&str] = &["warn", "error", "info", "event"];
 
 /// Whether the rule holds for a file.
@@ -29,11 +30,12 @@ pub fn holds(source: &Source) -> bool {
     source.is_rust() && !is_test && path != THROTTLE && FOLDERS.iter().any(|f| path.starts_with(f))
 }
 
-/// The lines of a Rust file that log without the throttle, and how many log through it.
+/// Returns the lines of a Rust file that log without the throttle, and the number of calls of the
+/// throttle.
 ///
 /// # Errors
 ///
-/// When the file is not made of Rust's tokens.
+/// If the file cannot be split into Rust tokens.
 pub fn lines(source: &Source) -> Result<(Vec<usize>, usize), String> {
     let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
     let tokens: TokenStream = text.parse().map_err(|error| format!("{}: {error}", source.path))?;
@@ -54,7 +56,8 @@ fn walk(tokens: TokenStream, found: &mut Vec<usize>, throttled: &mut usize) {
             TokenTree::Ident(word) if is_call && MACROS.iter().any(|name| word == name) => {
                 found.push(word.span().start().line);
             }
-            // An import, perhaps under another name, hides calls.
+            // Report an import of one of the macros as well: under another name, it would hide
+            // calls.
             TokenTree::Ident(word) if word == "tracing" => found.extend(import(&tokens[at + 1..])),
             TokenTree::Group(group) => walk(group.stream(), found, throttled),
             _ => {}

@@ -1,5 +1,5 @@
-//! Shows what breaks the rules of the source, all of it or below one path. With `--known` or
-//! `--wording` it prints the content of the file in `tests/known/` instead.
+//! Shows what breaks the rules of the source, in all files or only below one path. With `--known`
+//! or `--wording` it prints the content of the file in `tests/known/` instead.
 
 use std::process::ExitCode;
 

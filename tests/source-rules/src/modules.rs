@@ -1,4 +1,4 @@
-//! The module tree of a crate, and which file defines what a path names.
+//! The module tree of a crate, and the search for the module that defines the item of a path.
 //!
 //! Only the crate's own modules and items are known. A path into another crate, a local variable or
 //! a generic parameter resolves to nothing.
@@ -45,7 +45,7 @@ pub struct Module {
 pub struct File {
     /// Path below the root of the repository.
     pub path: String,
-    /// The module that the file as a whole is.
+    /// Index of the module that the whole file is.
     pub module: usize,
     /// Its content.
     pub syntax: syn::File,
@@ -179,7 +179,7 @@ impl Crate {
             name => self.look_up(module, name, guard),
         };
         for segment in segments {
-            // A path goes on through a module, not through a function of its name.
+            // A path continues through a module, not through a function of the same name.
             if targets.iter().any(|target| matches!(target, Target::Module(_))) {
                 targets.retain(|target| matches!(target, Target::Module(_)));
             }
@@ -236,7 +236,7 @@ impl Crate {
     }
 }
 
-/// Imports that are being followed, so that one that leads back to itself ends.
+/// Imports that are being followed. An import that leads back to itself is not followed again.
 type Guard = HashSet<(usize, String, usize)>;
 
 impl Module {
@@ -258,9 +258,9 @@ impl<'a> syn::visit::Visit<'a> for Uses {
 
 /// One path of a `use`.
 pub struct Used {
-    /// The whole path; without its last part when all that is in it is imported.
+    /// The whole path, but without the final `*` of an import of everything.
     pub path: Vec<String>,
-    /// The name it has here; none for `*`.
+    /// The name that the import defines. `None` for `*`.
     pub name: Option<String>,
 }
 
@@ -297,7 +297,7 @@ pub fn flatten(tree: &UseTree) -> Vec<Used> {
     found
 }
 
-/// True behind `#[cfg(test)]` and `#[cfg(all(test, ...))]`.
+/// True for an item with `#[cfg(test)]` or `#[cfg(all(test, ...))]`.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn asks_for_test(tokens: TokenStream) -> bool {
         let condition = tokens.to_string().replace(' ', "");

@@ -1,7 +1,8 @@
 //! Names of types: in the library a type name means one thing.
 //!
-//! Two types may share a name, for example where each system has its own. A third one may not. In
-//! the library and in the programs, no type has a name that says nothing without its module.
+//! Two types may share a name, for example if each operating system has its own type. Three types
+//! may not. In the library and in the programs, no type has a name that says nothing without its
+//! module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ pub const FOLDERS: &[&str] = &["memory/", "transport/"];
 pub const PROGRAMS: &[&str] = &["rpc-demo/", "benches/"];
 /// Number of files that may define a type of the same name.
 pub const MAX_FILES: usize = 2;
-/// Names that no type has alone.
+/// Names that say nothing without their module. No type may have one of these names.
 pub const BARE: &[&str] = &["State", "Entry", "Kind", "Place", "Held", "Next", "Settings"];
 
 /// The files of the library that define a type of each name, tests left out. Also the files of the

@@ -1,7 +1,7 @@
 //! Scripts read each pipe to its end.
 //!
 //! With `pipefail` a pipe fails when its writer dies of SIGPIPE, which happens when the reader has
-//! seen enough before the writer has written all. Whether it has is chance: `ldd | grep -q` fails
+//! seen enough before the writer has written all. That is a matter of chance: `ldd | grep -q` fails
 //! once in a hundred runs.
 
 use crate::files::Source;
@@ -22,7 +22,7 @@ pub fn cut_short(script: &str) -> Vec<usize> {
     (1..).zip(script.lines()).filter(|(_, line)| is_cut_short(line)).map(|(n, _)| n).collect()
 }
 
-/// Whether a command, with what stands behind it, may end before it has read all of its input.
+/// Whether the command that the text begins with may end before it has read all of its input.
 fn ends_early(command: &str) -> bool {
     let mut words = command.split_whitespace();
     match words.next() {

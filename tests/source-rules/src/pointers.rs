@@ -7,7 +7,7 @@
 //! | `a::b::c` in a code span | a module of ours, or an item that its source has |
 //! | `make NAME` in a code span or block | a rule of the Makefile |
 //!
-//! [`HISTORY`] tells of what was, and is left out.
+//! The documents in [`HISTORY`] describe earlier states of the source, and are left out.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::workflows;
 /// Documents that tell of earlier states of the source.
 pub const HISTORY: &[&str] = &["CHANGELOG.md", "docs/performance-log.md", "benches/RESULTS.md"];
 
-/// Names of our crates in paths, and where their source is.
+/// Names of our crates in paths, and the folders of their source.
 const CRATES: &[(&str, &str)] = &[
     ("memory", "memory/src"),
     ("tonic_rdma_memory", "memory/src"),
@@ -32,9 +32,9 @@ const CRATES: &[(&str, &str)] = &[
     ("tonic_rdma_build", "transport/build/src"),
     ("tonic_rdma", "transport/tonic/src"),
 ];
-/// First parts of paths that are not ours, beside the dependencies in the manifests.
+/// First parts of paths into other crates, in addition to the dependencies in the manifests.
 const FOREIGN: &[&str] = &["std", "core", "alloc", "str", "rustls"];
-/// Endings by which a span with a slash is a path, wherever it begins.
+/// Endings that make a code span with a slash a path, whatever the span begins with.
 const ENDINGS: &[&str] = &["rs", "md", "toml", "proto", "py", "sh", "yml", "txt", "svg", "json"];
 
 /// A pointer that leads nowhere.
@@ -46,19 +46,20 @@ pub struct Wrong {
     pub what: String,
 }
 
-/// What there is to point at.
+/// Everything that a document may point at.
 #[derive(Debug)]
 pub struct Tree<'a> {
     sources: &'a [Source],
     paths: BTreeSet<&'a str>,
     targets: BTreeSet<&'a str>,
     foreign: BTreeSet<String>,
-    /// Whether there is a file that is no text: an image, for instance.
+    /// Says whether a file exists that is not among `sources`, for example an image.
     is_file: fn(&str) -> bool,
 }
 
 impl<'a> Tree<'a> {
-    /// Collects what `sources` have. `is_file` tells of files that are not among them.
+    /// Collects the paths, make targets and dependencies in `sources`. `is_file` says whether any
+    /// other file exists.
     pub fn of(sources: &'a [Source], is_file: fn(&str) -> bool) -> Tree<'a> {
         let mut paths = BTreeSet::new();
         let mut foreign: BTreeSet<String> = FOREIGN.iter().map(|name| name.to_string()).collect();
@@ -83,7 +84,7 @@ impl<'a> Tree<'a> {
         Tree { sources, paths, targets, foreign, is_file }
     }
 
-    /// The pointers of a document that lead nowhere. The second number counts all of them.
+    /// Returns the pointers of a document that lead nowhere, and the number of all its pointers.
     pub fn wrong(&self, document: &Source) -> (Vec<Wrong>, usize) {
         let (prose, code) = split(&document.text);
         let (mut found, mut pointers) = (Vec::new(), 0);
@@ -115,7 +116,7 @@ impl<'a> Tree<'a> {
         (found, pointers)
     }
 
-    /// Whether a code span leads somewhere; none, if it is no pointer.
+    /// Whether a code span leads somewhere. `None` if it is not a pointer.
     fn span(&self, document: &str, span: &str) -> Option<bool> {
         if let Some(words) = span.strip_prefix("make ") {
             return Some(self.make(words));
@@ -123,7 +124,7 @@ impl<'a> Tree<'a> {
         if self.is_path(span) {
             let path = span.trim_end_matches('/');
             let below = joined(document, path);
-            // A placeholder.
+            // NAME is a placeholder.
             return Some(path.contains("NAME") || self.has(&below) || self.ends_some_path(path));
         }
         let path =
@@ -182,10 +183,11 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Whether these segments are a module or an item of ours; none, if they are another crate's.
+    /// Whether these segments name a module or an item of ours. `None` if they name one of another
+    /// crate.
     fn module(&self, segments: &[&str]) -> Option<bool> {
         let (first, mut rest) = segments.split_first()?;
-        // Folders with the modules below, and the beginning of the files that may hold the item.
+        // The modules that the segments so far may name, as paths without `.rs` or `/mod.rs`.
         let mut places: Vec<String> = match CRATES.iter().find(|(name, _)| name == first) {
             Some((_, source)) => vec![(*source).to_owned()],
             None if self.foreign.contains(*first) => return None,
@@ -222,8 +224,8 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Whether a source of these modules has the word; a function, module or public field, if it is
-    /// lower-case.
+    /// Whether a source of these modules has the word. A lower-case word must be the name of a
+    /// function, module, macro or public field there.
     fn declares(&self, places: &[String], word: &str) -> bool {
         let of_place = |path: &str, place: &String| {
             let rest = path.strip_prefix(place.as_str());
@@ -251,7 +253,7 @@ fn is_module(segment: &str) -> bool {
         && segment.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
-/// Whether `text` has `word` with no letter before or behind it.
+/// Whether `text` has `word` as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
@@ -261,7 +263,7 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// The dependencies of a manifest, as they are named in source.
+/// The dependencies of a manifest, by the names that they have in source.
 fn dependencies(manifest: &str) -> Vec<String> {
     let (mut names, mut listed) = (Vec::new(), false);
     for line in manifest.lines() {
@@ -274,7 +276,7 @@ fn dependencies(manifest: &str) -> Vec<String> {
     names
 }
 
-/// `path` from the folder of `document` on.
+/// Resolves `path` relative to the folder of `document`.
 fn joined(document: &str, path: &str) -> String {
     let mut parts: Vec<_> = document.split('/').collect();
     parts.pop();
@@ -288,7 +290,8 @@ fn joined(document: &str, path: &str) -> String {
     parts.join("/")
 }
 
-/// The text with its code blocks blanked, and their lines with numbers.
+/// Returns the text with its fenced code blocks blanked, and the lines of all code blocks with
+/// their numbers.
 fn split(text: &str) -> (String, Vec<(usize, &str)>) {
     let (mut prose, mut code) = (String::new(), Vec::new());
     let mut fence: Option<&str> = None;
@@ -314,7 +317,8 @@ fn split(text: &str) -> (String, Vec<(usize, &str)>) {
     (prose, code)
 }
 
-/// Where code spans begin and end, with their backticks. None goes over a blank line.
+/// Where code spans begin and end, including their backticks. A span does not extend over a blank
+/// line.
 fn spans(prose: &str) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (at, _) in prose.match_indices('`') {
@@ -337,7 +341,7 @@ fn spans(prose: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// The targets of links and of reference definitions, with where they begin.
+/// The targets of links and of reference definitions, each with the offset at which it begins.
 fn links(prose: &str) -> Vec<(usize, String)> {
     let inline = prose.match_indices("](").map(|(at, mark)| at + mark.len());
     let definitions = prose.match_indices("]: ").filter_map(|(at, mark)| {

@@ -5,7 +5,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::files::Source;
 use crate::width::{self, Kind};
 
-/// Words that a string literal has at least when it is prose.
+/// Minimum number of words in a line of a string literal that counts as prose.
 const MIN_WORDS: usize = 4;
 
 /// Words that belong together: a paragraph, an item of a list, a heading, a cell of a table.
@@ -15,13 +15,13 @@ pub struct Paragraph {
     pub line: usize,
     /// The words, with one space between them. A piece of code is one word.
     pub text: String,
-    /// For the first paragraph of a Rust doc comment, what it documents.
+    /// For the first paragraph of a Rust doc comment, the item that the comment documents.
     pub documents: Option<Documented>,
     /// True for a cell of a table.
     pub is_cell: bool,
 }
 
-/// The item that a doc comment is on.
+/// The item that a doc comment documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Documented {
     /// The first line of the item's code; empty for a module's own comment.
@@ -105,7 +105,7 @@ fn written(source: &Source, kind: Kind) -> Vec<Paragraph> {
     found
 }
 
-/// `///` or `//!` when the line begins with it, or nothing.
+/// Returns `///` or `//!` if the line begins with this mark, and an empty string otherwise.
 fn doc_mark(line: &str) -> &'static str {
     let is_doc = line.starts_with("///") && !line.starts_with("////");
     let is_inner = line.starts_with("//!");
@@ -118,7 +118,8 @@ fn doc_mark(line: &str) -> &'static str {
     }
 }
 
-/// Returns the item that the doc comment with this mark documents, which begins in line `n`.
+/// Returns the item that a doc comment documents. The comment begins in line `n`, and its lines
+/// begin with `mark`.
 fn documented(lines: &[&str], n: usize, mark: &str) -> Documented {
     let lines = || lines[n..].iter().map(|line| line.trim_start());
     let comment = || lines().take_while(|line| line.starts_with(mark));
@@ -136,7 +137,7 @@ fn begins_item(line: &str) -> bool {
         || (number.len() < line.len() && (number.starts_with(". ") || number.starts_with(") ")))
 }
 
-/// A paragraph with one word for each piece of code, and without the targets of links.
+/// Replaces each code span of a paragraph by one word, and removes the targets of links.
 fn without_code(text: &str) -> String {
     let mut plain = String::new();
     for (n, part) in text.split('`').enumerate() {
@@ -160,7 +161,8 @@ fn literals(tokens: TokenStream, lines: &[&str], found: &mut Vec<Paragraph>) {
             TokenTree::Group(group) => literals(group.stream(), lines, found),
             TokenTree::Literal(literal) => {
                 let start = literal.span().start();
-                // A doc comment is a literal as well, whose place does not begin with a quote.
+                // Skip doc comments: they are literals as well, but do not begin with a quote in
+                // the source.
                 let code = lines.get(start.line - 1).copied().unwrap_or_default();
                 let code: String = code.chars().skip(start.column).take(1).collect();
                 if code != "\"" && code != "r" {

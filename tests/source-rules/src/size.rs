@@ -15,7 +15,7 @@ pub const MAX_LINES: usize = 800;
 /// Rust files that a folder of transport/tonic may have.
 pub const MAX_FILES: usize = 12;
 
-/// Where the narrower limits hold.
+/// The folder in which the narrower limits hold.
 pub const TONIC: &str = "transport/tonic/";
 
 /// True for a file that is all tests: it lies in a folder `tests` of a crate, or is a `tests.rs`.
@@ -33,7 +33,7 @@ pub fn crates(sources: &[Source]) -> Vec<String> {
     sources.iter().filter_map(|s| Some(s.path.strip_suffix("/Cargo.toml")?.to_owned())).collect()
 }
 
-/// Lines of a Rust file without what is behind `#[cfg(test)]`.
+/// Number of lines of a Rust file, without the items behind `#[cfg(test)]`.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub fn lines_without_tests(source: &Source) -> Result<usize, String> {
     Ok(source.text.lines().count().saturating_sub(tests.0))
 }
 
-/// The files that are too long: path, lines, and how many there may be.
+/// Returns the files that are too long: for each, its path, its number of lines, and the limit.
 ///
 /// # Errors
 ///

@@ -15,7 +15,7 @@ const LINT: &str = "undocumented_unsafe_blocks";
 ///
 /// # Errors
 ///
-/// When the file is not made of Rust's tokens.
+/// If the file cannot be split into Rust tokens.
 pub fn lines(source: &Source) -> Result<Vec<usize>, String> {
     fn walk(tokens: TokenStream, found: &mut Vec<usize>) {
         for token in tokens {

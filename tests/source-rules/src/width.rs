@@ -42,7 +42,8 @@ pub(crate) fn kind(source: &Source) -> Option<Kind> {
     }
 }
 
-/// The lines of prose: for each, whether it is a comment or document, and the text of it.
+/// Returns the text of the comment or document in each line of a file, and `None` for a line
+/// without prose.
 pub(crate) fn prose(source: &Source, kind: Kind) -> Vec<Option<&str>> {
     let marked =
         |line: &'_ str, marks: &[&str]| marks.iter().any(|m| line.trim_start().starts_with(m));
@@ -57,7 +58,7 @@ pub(crate) fn prose(source: &Source, kind: Kind) -> Vec<Option<&str>> {
             .text
             .lines()
             .map(|line| {
-                // The help of a target in a Makefile lies behind it.
+                // In a Makefile, the help text of a target follows the target.
                 let help = line.split_once(" ## ").map(|(_, help)| help);
                 if marked(line, &["#"]) && !line.starts_with("#!") {
                     Some(strip(line))
@@ -142,13 +143,14 @@ fn ends_in_link(line: &str) -> bool {
     false
 }
 
-/// For each line of Rust, where a comment begins in it, in bytes, if there is one.
+/// For each line of Rust, the byte offset at which a comment begins, if the line has a comment.
 fn comment_starts(text: &str) -> Vec<Option<usize>> {
     let mut starts = Vec::new();
     let bytes = text.as_bytes();
     let mut at = 0;
     let (mut line_start, mut comment) = (0, None);
-    // Goes on to `to`; a line that ends on the way is noted, and the next one begins in `inside`.
+    // Advances to `to`, and records each line that ends on the way. `inside` says whether the next
+    // line begins within a comment.
     let mut advance = |at: &mut usize, to: usize, comment: &mut Option<usize>, inside: bool| {
         while *at < to.min(bytes.len()) {
             if bytes[*at] == b'\n' {
@@ -172,7 +174,7 @@ fn comment_starts(text: &str) -> Vec<Option<usize>> {
             comment = comment.or(Some(at - line));
             let end = at + block_comment(rest);
             advance(&mut at, end, &mut comment, true);
-            // What follows in this line is code.
+            // The rest of this line is code.
         } else {
             let end = at + code(rest, at > 0 && is_word(bytes[at - 1]));
             advance(&mut at, end, &mut comment, false);
@@ -188,7 +190,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// Length of the block comment that `rest` begins with; they nest.
+/// Length of the block comment that `rest` begins with. Block comments nest.
 fn block_comment(rest: &[u8]) -> usize {
     let (mut depth, mut n) = (0, 0);
     while n < rest.len() {
@@ -206,7 +208,7 @@ fn block_comment(rest: &[u8]) -> usize {
     n
 }
 
-/// Length of the literal that `rest` begins with, or 1.
+/// Length of the literal that `rest` begins with, or 1 if it begins with something else.
 fn code(rest: &[u8], in_word: bool) -> usize {
     match rest[0] {
         b'"' => quoted(rest, b'"'),

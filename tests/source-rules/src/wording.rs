@@ -31,7 +31,7 @@ const OPENINGS: &[&str] =
 /// Owners whose name makes a compound.
 const OWNERS: &[&str] = &["application", "peer", "system"];
 
-/// Words before "of" with which it is no genitive.
+/// Words before "of" that make it a part of a phrase, and not a genitive.
 const NO_GENITIVE: &[&str] =
     &["instead", "because", "out", "ahead", "regardless", "independent", "independently", "inside"];
 
@@ -115,7 +115,7 @@ pub fn counts<'a>(hits: impl IntoIterator<Item = (&'a str, usize)>) -> BTreeMap<
     counts
 }
 
-/// How `found` differs from what `known` lists: a line for each path.
+/// Compares `found` with `known`. Returns a line for each path at which they differ.
 pub fn compare(known: &BTreeMap<String, usize>, found: &BTreeMap<String, usize>) -> Vec<String> {
     let mut wrong = Vec::new();
     let paths: std::collections::BTreeSet<_> = known.keys().chain(found.keys()).collect();
@@ -134,7 +134,7 @@ pub fn compare(known: &BTreeMap<String, usize>, found: &BTreeMap<String, usize>)
 ///
 /// # Errors
 ///
-/// Names the line that is no number and path.
+/// The error names the line that is not a number and a path.
 pub fn read_list(text: &str) -> Result<BTreeMap<String, usize>, String> {
     let entry = |line: &str| {
         let (n, path) = line.split_once(' ')?;
@@ -211,7 +211,7 @@ fn parentheses(text: &str, hit: &mut impl FnMut(Pattern, &str)) {
 
 fn semicolons(text: &str, hit: &mut impl FnMut(Pattern, &str)) {
     for sentence in sentences(text) {
-        // A line of a shell script has variables.
+        // Skip lines of shell scripts, which contain variables.
         if sentence.matches("; ").count() >= 2 && !sentence.contains('$') {
             hit(Pattern::Semicolons, sentence);
         }
@@ -254,7 +254,7 @@ fn doc_comment(
     }
 }
 
-/// A word without the endings of plural and third person.
+/// A word without a final "s", the ending of plural and third person.
 fn stem(word: &str) -> String {
     word.strip_suffix('s').unwrap_or(word).to_owned()
 }

@@ -1,14 +1,14 @@
-//! Hosted workflows call targets of the Makefile, and every test among them.
+//! Hosted workflows call only targets that the Makefile has, and together they call every test.
 //!
-//! The workflows are read line by line: a command is the text behind `run:`, or the block below
-//! it. `make` gets literal targets there, because an expression such as `${{ matrix.target }}`
-//! hides which ones are called.
+//! The workflows are read line by line: a command is the text behind `run:`, or the block below it.
+//! Workflows must call `make` with literal targets, because an expression such as `${{
+//! matrix.target }}` hides which targets are called.
 
 use std::collections::BTreeSet;
 
 use crate::files::Source;
 
-/// Variables of the Makefile that list the tests. At least one of them exists.
+/// Variables of the Makefile that list the tests. At least one of these variables must exist.
 pub const TESTS: &[&str] = &["TESTS", "MORE_TESTS"];
 
 /// Words that may stand before a command, with options and numbers behind them.

@@ -51,7 +51,7 @@ fn imports_that_go_one_way_are_no_circle() {
 
 #[test]
 fn a_reexport_counts_for_the_file_with_the_definition() {
-    // By way of the parent, by another name, and by a glob.
+    // The item is imported through the parent, under another name, or by a glob.
     for (lib, used) in [
         ("pub use b::B;", "use crate::B;"),
         ("pub use b::B as C;", "use crate::C;"),
@@ -127,7 +127,8 @@ fn wide_comments_and_documents_are_found() {
     assert_eq!(wide("Makefile", &["a: b ## help", &format!("a: b ## {words}")]), [2]);
     assert_eq!(wide("script", &["#!/bin/bash", &comment("#")]), [2]);
     assert_eq!(wide("a.proto", &["", &comment("//")]), [2]);
-    // 100 columns are right, 101 are not, and a character is one however many bytes it has.
+    // A line may have 100 columns, but not 101. A character counts as one column, however many
+    // bytes it has.
     let dots = "… ".repeat(49);
     assert_eq!(wide("a.md", &[&format!("{dots}…x"), &format!("{dots}…xy")]), [2]);
 }
@@ -156,7 +157,7 @@ fn the_exceptions_end_where_they_end() {
     assert_eq!(wide("a.md", &["text", &format!("    {words}")]), [2]);
     // A link that ends before the last column is no excuse for what follows it.
     assert_eq!(wide("a.md", &[&format!("[a](https://example.com) {words}")]), [1]);
-    // What looks like a comment's end or a quote in the other one.
+    // Quotes in comments, and marks of comments in strings, change nothing.
     assert_eq!(wide("a.rs", &["// it's \"", &format!("// {words}")]), [2]);
     assert_eq!(wide("a.rs", &["/* \" */ let x = \"/*\";", &format!("// {words}")]), [2]);
 }
@@ -448,7 +449,8 @@ fn figures_that_are_not_those_of_the_code_are_found() {
         ("2 GiB (`x::map::MOST`), 4 (`x::map::MOST`)", 2),
         ("50 s (`map::WAIT`)", 1),
         ("1 MiB (`map::window`)", 1),
-        // Two of them, none, not a number, no place.
+        // Two such constants, no such constant, a value that is not an integer, and a path without
+        // a module.
         ("1 (`map::MOST`), 1 (`map::OTHER`), 1 (`map::BAD`), 10 (`MOST`)", 4),
         ("4 GiB", usize::MAX),
         ("5 in 4 GiB (`x::map::MOST`)", usize::MAX),
@@ -458,7 +460,7 @@ fn figures_that_are_not_those_of_the_code_are_found() {
     }
 }
 
-/// What a document of this text, `docs/a.md`, points at in vain.
+/// The pointers in a document `docs/a.md` with this text that lead nowhere.
 fn wrong_pointers(text: &str) -> Vec<(usize, String)> {
     let sources = [
         Source::new("docs/a.md", text),

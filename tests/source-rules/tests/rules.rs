@@ -1,4 +1,4 @@
-//! The repository keeps its rules, but for what `known` lists.
+//! The repository keeps its rules, except for the exceptions that `known` lists.
 
 use std::sync::OnceLock;
 
