@@ -62,7 +62,7 @@ fn framed(message: &[u8], wire: &mut Vec<u8>) {
 ///
 /// | bytes | meaning |
 /// |---|---|
-/// | 1 | bits 0 and 1: the length up to which messages stay in one segment. Bit 2: whether there is a limit. Bits 4 to 7: the power of two by which fields of bytes are lengthened |
+/// | 1 | bits 0 and 1: select the length up to which messages stay in one segment. Bit 2: whether there is a limit. Bits 4 to 7: the exponent of the power of two by which the lengths of `bytes` fields are multiplied |
 /// | 2 | the limit, in units of 16 bytes |
 /// | the rest | messages, each after its length as a varint |
 ///
@@ -104,7 +104,7 @@ pub fn encode(data: &[u8]) {
     assert_eq!(pending_messages(), 0);
 }
 
-/// Lengthens fields of bytes, because the fuzzer's inputs are too short to make several segments.
+/// Lengthens `bytes` fields, because the fuzzer's inputs are too short to make several segments.
 fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
     let longer = |bytes: &mut Bytes, room: &mut usize| {
         let len = bytes.len() * times;
@@ -133,7 +133,7 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
 /// | bytes | meaning |
 /// |---|---|
 /// | 1 | bit 0: the rest is a raw body; otherwise it is messages. Bits 1 and 2: each message gets a field in front (1) or behind (2) that makes it long enough to be kept as a pending message. Bits 3 to 7: the number of pieces |
-/// | 2 for each piece | bit 0: the piece has landed; with bit 1 it is lent. The rest, bit 1 included: its length, to be multiplied by 1 to 8 |
+/// | 2 for each piece | bit 0: the piece has landed, or is lent if bit 1 is also set. The rest, bit 1 included: its length, to be multiplied by 1 to 8 |
 /// | the rest | the body, or messages, each after its length in two bytes |
 ///
 /// # Panics

@@ -16,8 +16,8 @@ const STEPS: usize = 400;
 /// Runs a connection against a hostile peer.
 ///
 /// The first byte selects side and sizes. If its highest bit is set, both sides have RECVs of two
-/// sizes, which come and go. The second byte says whether this side takes loans from the peer
-/// (unless bit 0 is set), and whether it lends (bit 1). Each step is a byte, followed by its
+/// sizes, which are added and removed. The second byte says whether this side takes loans from the
+/// peer (unless bit 0 is set), and whether it lends (bit 1). Each step is a byte, followed by its
 /// operands:
 ///
 /// | byte modulo 16 | step |
@@ -92,7 +92,7 @@ struct Side {
     config: Config,
     now: Instant,
     client: bool,
-    /// Both sides have RECVs of two sizes.
+    /// Whether both sides have RECVs of two sizes.
     two_sizes: bool,
     /// The lengths of the peer's RECVs that this side has credits for, in order.
     peer_recvs: VecDeque<usize>,
@@ -185,7 +185,8 @@ impl Side {
             }
             6 => {
                 let len = usize::from(input.byte()?) * 8;
-                // This fails on a server, and beyond the limit of streams.
+                // This fails on a server, and after either side has begun to drain or close the
+                // connection.
                 let opened = self.conn.open(Bytes::from(vec![1; len]), len.is_multiple_of(16));
                 self.opened.extend(opened);
             }
@@ -264,7 +265,7 @@ impl Side {
     }
 
     fn receive(&mut self, message: Bytes) {
-        // Record all grants, including those in front of a breach in the message.
+        // Record all grants, including those that precede a breach in the message.
         if let Ok(mut reader) = Reader::new(message.clone()) {
             while let Ok(Some(frame)) = reader.next_frame() {
                 if let Frame::Grant { rkey, len, addr, .. } = frame {
@@ -314,7 +315,8 @@ impl Side {
                 }
                 Event::Lent { lent, .. } => {
                     assert!(self.config.takes_lent, "this side takes nothing that is lent");
-                    // The lent data is held, and counts in no window.
+                    // The bytes around lent bytes are held and count in no window, so they must be
+                    // few.
                     let around = lent.head.len() + lent.tail.len();
                     assert!(around < self.config.slot_size as usize, "{around} bytes around it");
                     assert!(self.borrowed.insert(lent.place.lease), "{lent:?} is lent twice");
@@ -389,13 +391,13 @@ impl Side {
         let key = self.next_memory;
         self.next_memory += 1;
         self.out.insert(key, len);
-        // Sometimes for a stream that has not asked for memory.
+        // Sometimes provide the memory for a standing grant, whether or not one is wanted.
         let for_what = if kind >= 240 { WantKey::Standing } else { want.key };
         let addr = (key as u64 + 1) << 24;
         self.conn.provide_landing(for_what, GrantMemory { key, addr, rkey: key as u32, len });
     }
 
-    /// Lends what may be lent, or declines, or waits.
+    /// Lends the bytes that may be lent, refuses to lend them, or postpones them.
     fn lend(&mut self, kind: u8) {
         while let Some((id, bytes)) = self.conn.poll_lend() {
             assert!(self.lends && !bytes.is_empty(), "{id}: nothing may be lent");
@@ -426,7 +428,8 @@ impl Side {
         }
     }
 
-    /// In any state, a closed connection sends CLOSE at most once and then nothing.
+    /// Closes the connection, in whatever state it is. It must send CLOSE at most once, and then
+    /// nothing.
     fn finish(mut self) {
         self.conn.close(CloseCode::Ok, "the end");
         self.events();

@@ -14,8 +14,8 @@ pub fn ring(data: &[u8]) {
 #[cfg(not(target_os = "linux"))]
 pub fn ring(_: &[u8]) {}
 
-/// Messages on the socket must have one meaning each, and those of a kind that an end has not
-/// turned on must be refused.
+/// Each message on the socket must have one meaning, and an end must refuse messages of a kind that
+/// it has not turned on.
 ///
 /// # Panics
 /// A message has several meanings, or is not refused.
