@@ -167,7 +167,8 @@ pub enum Breach {
         /// Where the field ends.
         end: u64,
     },
-    /// DONE whose begin is too large for a standing grant, or not 0 for any other grant.
+    /// DONE whose begin is not less than the modulus for a standing grant, or not 0 for a grant
+    /// that answered a request.
     #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
     DoneBegin {
         /// Grant that the frame names.

@@ -38,7 +38,8 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 /// The leases that the sides have given each other.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    /// Streams with pieces that the driver has to decide about, once for each piece.
+    /// Ids of streams with pieces that the driver has to decide about. An id is in the queue once
+    /// for each such piece.
     queue: VecDeque<u32>,
     /// Streams taken out of `queue`, whose first undecided piece waits until the peer has mapped
     /// the piece's memory.

@@ -258,7 +258,7 @@ pub enum SendError {
     #[error("stream is closed for sending")]
     Closed,
     /// No stream can be opened: one of the sides is going away, the connection is closing or
-    /// closed, all stream ids are used, or this side is the server.
+    /// closed, or this side is the server.
     #[error("the peer takes no new streams")]
     GoingAway,
     /// A header block exceeds the limit.

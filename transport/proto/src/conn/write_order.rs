@@ -39,7 +39,8 @@ pub(super) struct WriteOrder {
 }
 
 impl WriteOrder {
-    /// When a message of `len` bytes that can be written from now on would end.
+    /// When a message of `len` bytes that can be written from now on would end, by the virtual
+    /// clock.
     pub(super) fn finish(&self, len: u64) -> u64 {
         self.clock.saturating_add(len)
     }

@@ -223,7 +223,7 @@ fn time_while_this_process_was_stopped_does_not_count() {
 }
 
 /// 64 streams with bulk in both directions are reset over a link whose round trip takes six ticks.
-/// The peer answers all RESETs at once, behind the data already in flight.
+/// The peer answers each RESET immediately, but its answers follow the data already in flight.
 #[test]
 fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
     for side in [CLIENT, SERVER] {
