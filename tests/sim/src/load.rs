@@ -69,7 +69,7 @@ pub(crate) struct CallPlan {
     pub(crate) drop_after_responses: Option<usize>,
 }
 
-/// Sizes around every threshold: empty, what fits into a slot behind a head, a slot, a granule, a
+/// Sizes around every threshold: empty, what fits into a slot after a head, a slot, a granule, a
 /// grant, a staging block, a window.
 const EDGES: [usize; 16] = [
     0,

@@ -405,7 +405,8 @@ impl State {
         }
     }
 
-    /// Checks that the credits are for the RECVs that were posted first, and tell their lengths.
+    /// Checks that the credits are for the RECVs that were posted first, and that `full` matches
+    /// the lengths of these RECVs.
     fn credit_sizes(&mut self, from: EndId, returned: usize, full: bool) {
         let end = self.at(from);
         let returned = returned.min(end.uncredited.len());

@@ -32,7 +32,7 @@ pub struct Finding {
     pub what: String,
 }
 
-/// What breaks each rule, by path, and how much was looked at.
+/// What breaks each rule, by path, and how much was checked.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// Files that need each other.

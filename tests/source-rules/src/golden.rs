@@ -23,7 +23,7 @@ pub struct Case {
     pub name: String,
     /// The fields in the order of the wire.
     pub fields: Vec<Field>,
-    /// The text behind the bytes.
+    /// The text after the bytes.
     pub note: String,
 }
 
@@ -202,7 +202,7 @@ impl Document {
         Document(std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}")))
     }
 
-    /// The text behind a heading, up to the next heading.
+    /// The text below a heading, up to the next heading.
     ///
     /// # Panics
     /// The document does not have this heading.
@@ -213,7 +213,7 @@ impl Document {
         text.split_once("\n#").map_or(text, |(text, _)| text)
     }
 
-    /// The rows of the first table behind a heading, without the table's head. Cells are without
+    /// The rows of the first table below a heading, without the table's head. Cells are without
     /// backticks.
     ///
     /// # Panics
@@ -239,8 +239,8 @@ impl Document {
         assert_eq!(cells, want, "docs/protocol.md, {heading}");
     }
 
-    /// The bytes of the first code block behind a heading. A line begins with bytes in hex, and
-    /// what is behind two spaces is a comment.
+    /// The bytes of the first code block below a heading. A line begins with bytes in hex. Text
+    /// that follows two spaces is a comment.
     ///
     /// # Panics
     /// The document does not have this heading, no code block follows, or the block has other text

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use crate::files::Source;
 use crate::workflows;
 
-/// Documents that tell of earlier states of the source.
+/// Documents that describe earlier states of the source.
 pub const HISTORY: &[&str] = &["CHANGELOG.md", "docs/performance-log.md", "benches/RESULTS.md"];
 
 /// Names of our crates in paths, and the folders of their source.

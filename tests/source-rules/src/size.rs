@@ -33,7 +33,7 @@ pub fn crates(sources: &[Source]) -> Vec<String> {
     sources.iter().filter_map(|s| Some(s.path.strip_suffix("/Cargo.toml")?.to_owned())).collect()
 }
 
-/// Number of lines of a Rust file, without the items behind `#[cfg(test)]`.
+/// Number of lines of a Rust file, without the items that have `#[cfg(test)]`.
 ///
 /// # Errors
 ///

@@ -111,7 +111,7 @@ pub fn long_lines(source: &Source) -> Vec<Long> {
             continue;
         }
         fence = ["```", "~~~"].into_iter().find(|mark| trimmed.starts_with(mark));
-        // A comment has a space behind its mark.
+        // A comment has a space after its mark.
         let indent = if kind == Kind::Markdown { 4 } else { 5 };
         let is_code = may_be_code && text.len() - trimmed.len() >= indent;
         may_be_code = trimmed.is_empty() || is_code;

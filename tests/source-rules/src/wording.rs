@@ -10,7 +10,7 @@
 //! | `Semicolons` | two sentences, or a list |
 //! | `Signature` | what the signature does not say, or nothing |
 //!
-//! The first and the last are about doc comments, the others about all prose.
+//! The first and the last pattern apply to doc comments, the others to all prose.
 
 use std::collections::{BTreeMap, HashSet};
 

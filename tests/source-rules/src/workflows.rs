@@ -11,7 +11,7 @@ use crate::files::Source;
 /// Variables of the Makefile that list the tests. At least one of these variables must exist.
 pub const TESTS: &[&str] = &["TESTS", "MORE_TESTS"];
 
-/// Words that may stand before a command, with options and numbers behind them.
+/// Words that may stand before a command, and may be followed by options and numbers.
 const PREFIXES: &[&str] =
     &["exec", "sudo", "time", "timeout", "nice", "env", "if", "then", "else", "do", "!"];
 
