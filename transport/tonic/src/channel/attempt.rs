@@ -160,8 +160,9 @@ impl Plan {
                             reached.push(path);
                         }
                         tell(&mut reasons, path, reason);
-                        // Try the next address, because another host may have this address in
-                        // another network. Such a host refuses because it does not know the ticket.
+                        // The host that refused may be another host, which has the same address in
+                        // another network and does not know the ticket. So try the other addresses
+                        // of this fabric before the next fabric.
                         if seen {
                             spent = Some(path);
                         }
@@ -228,8 +229,8 @@ impl Plan {
                     loop {
                         let offered =
                             offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
-                        // Turn the refusal of an Offer into a reason of this side, because the
-                        // refusal says nothing about the request under way.
+                        // Report the refusal of an Offer as a local reason, because the refusal
+                        // says nothing about the request under way.
                         let offered = offered
                             .map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
                         tracing::debug!(%addr, "no answer yet: a second request is sent");

@@ -24,8 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
 
-/// Capacity of the balancer's queue of calls and of its queue of changes, the same as tonic's
-/// default.
+/// Capacity of the balancer's queue in calls, the same as tonic's default.
 const BUFFER_SIZE: usize = 1024;
 
 impl Channel {

@@ -65,7 +65,7 @@ impl Group {
 struct Health {
     group: Arc<Group>,
     resting: AtomicBool,
-    /// Failures to connect since the last answered call.
+    /// Failures to connect since the last answered call. Failures during a rest are not counted.
     failures: AtomicU32,
 }
 
@@ -99,7 +99,7 @@ impl Health {
 pub(super) struct Watched {
     channel: Channel,
     health: Arc<Health>,
-    /// The events to wait for, while the endpoint rests and the balancer has polled the endpoint.
+    /// The events that end the rest. `None` until the balancer polls the resting endpoint.
     rest: Option<Rest>,
     _member: Option<Membership>,
 }

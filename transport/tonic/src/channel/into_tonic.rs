@@ -34,7 +34,8 @@ use crate::tcp::connector::recording;
 
 /// Bytes of one stream that may wait in the pipe's connection, in each direction.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// No limit for all streams together, so that unread streams do not stop other streams.
+/// The window for all streams together, in bytes: the largest that HTTP/2 allows, so that unread
+/// streams do not stop other streams.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Capacity of the pipe in bytes, in each direction. This many bytes fit in a processor's cache.
 const PIPE: usize = 128 << 10;

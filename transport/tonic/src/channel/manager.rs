@@ -21,7 +21,8 @@ use crate::path::Path;
 use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
 
-/// Time limit of an attempt. An attempt may continue after `connect` has returned.
+/// Time limit of an attempt, unless `connect` waits longer for the fast path. An attempt may
+/// continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Pairs of origin and path for which this process has logged a line at INFO. Without this set, a
@@ -178,9 +179,10 @@ async fn maintain(
     }
 }
 
-/// Waits until a connection takes no more calls or cannot reach its peer for now, and returns the
-/// reason. Calls in flight continue, because the obstacle may pass before the connection is lost.
-/// New calls also continue to use the connection if no other path could carry them.
+/// Waits until a connection takes no more calls, cannot reach its peer for now, or was handed over
+/// to the first connection's manager, and returns the reason. Calls in flight continue, because the
+/// obstacle may pass before the connection is lost. New calls also continue to use the connection
+/// if no other path could carry them.
 async fn ended(
     client: FastClient,
     shared: &ChannelState,

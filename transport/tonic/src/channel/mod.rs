@@ -72,7 +72,8 @@ const INHERITED: Forked = Forked("the channel");
 /// A connection to a server, over the fast path while that path is up, and otherwise over TCP.
 ///
 /// A channel is a [`tower::Service`] for the stubs that tonic generates:
-/// `GreeterClient::new(channel)`. A stub's own `connect` makes tonic's channel, which is TCP only.
+/// `GreeterClient::new(channel)`. The `connect` that tonic generates for a stub makes tonic's
+/// channel, which is TCP only.
 ///
 /// Cloning is cheap; clones share the connection, the limits and the statistics. When the last
 /// clone is dropped, the connection closes after the calls in flight.
@@ -237,7 +238,7 @@ impl Channel {
     }
 
     /// Makes a channel that connects at its first call. The channel begins its fast path once
-    /// further calls are likely: see [`start`].
+    /// further calls are likely: see [`Start`](shared::Start).
     pub(crate) fn lazy(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -261,8 +262,8 @@ impl Channel {
     }
 
     /// Waits until the path differs from the path that this method last returned on this clone, and
-    /// returns the new path. The first call compares with the path at the time when `connect`
-    /// returned.
+    /// returns the new path. The first call compares with the path that the channel had when the
+    /// program received it.
     ///
     /// # Cancel safety
     ///

@@ -56,9 +56,9 @@ pub(crate) fn build(select: Select, settings: &EndpointSettings) -> Stack {
 
 /// Sends each call over the fast path if the fast path is up, and otherwise over TCP.
 ///
-/// `poll_ready` selects the path. For TCP, `poll_ready` reserves a place in the TCP connection's
-/// queue, and `call` uses the place. A call that was meant for the fast path but could not be sent
-/// there moves to another rail or to TCP.
+/// While the fast path is not up, and unless it is required, `poll_ready` reserves a place in the
+/// TCP connection's queue, and `call` uses the place. Otherwise `call` selects the path. A call
+/// that was meant for the fast path but could not be sent there moves to another rail or to TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<ChannelState>,
@@ -220,7 +220,8 @@ impl Future for OverFast {
 }
 
 /// Moves a call that was counted as fast, but not sent, to another path: to another rail if one is
-/// up, or else to TCP unless the fast path is required.
+/// up, or else to TCP. If the fast path is required, the call waits for the next fast path instead
+/// of moving to TCP.
 async fn elsewhere(
     shared: Arc<ChannelState>,
     rails: Arc<Rails>,

@@ -138,8 +138,9 @@ impl ChannelState {
         matches!(&*self.state.borrow(), FastPathState::Up(fast) if fast.client.is_open())
     }
 
-    /// Takes the established fast path from this connection, so that it becomes the first
-    /// connection. Notifies this connection's manager.
+    /// Takes the established fast path from this connection, to make it the channel's first
+    /// connection, and notifies this connection's manager. Returns `None` if this connection takes
+    /// no calls.
     pub(crate) fn hand_over(&self) -> Option<Fast> {
         let mut taken = None;
         self.state.send_if_modified(|state| {

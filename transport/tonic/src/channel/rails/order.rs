@@ -1,4 +1,5 @@
-//! Pairs the devices of this host with the server's places.
+//! Pairs the devices of this host with the server's places. A place is an address at which the
+//! server listens, with the address's device.
 //!
 //! A place is reached from each device of this host that has an address in the place's network. If
 //! no device has such an address, the place is reached from each device on the kernel's route to
@@ -27,15 +28,15 @@ pub(crate) struct Rail {
     pub(crate) addr: Addr,
     /// This host's address to connect from. With `None`, the kernel chooses the address.
     pub(crate) source: Option<IpAddr>,
-    /// Whether a router is between the two devices.
+    /// Whether the place is outside the networks of this host's devices.
     routed: bool,
     /// The device of this host that has the address `source`.
     pub(super) local: Option<String>,
     /// The server's device, or its address if the server has not named the device.
     pub(super) remote: String,
-    /// Number of the rails to the server's places that share no device with each other.
+    /// How many of the rails of this path share no device with each other.
     pub(super) apart: usize,
-    /// Whether this host's device is on a NUMA node that the process does not run on.
+    /// Whether this host's device is on a NUMA node on which the process is not allowed to run.
     pub(super) far: bool,
 }
 
