@@ -22,8 +22,8 @@ const PREFIX: usize = OFFER_PATH.len() - "Offer".len();
 ///
 /// When a server serves a service directly, for example by [`Server::serve`](crate::Server::serve),
 /// its layers wrap an `OfferRoute`. The Offer passes through the same layers as every other call,
-/// so a layer that requires credentials requires them of the Offer as well. Requests and errors of
-/// `S` pass unchanged. The response body of `S` is converted to tonic's [`Body`].
+/// so a layer that requires credentials requires them of the Offer as well. Requests to `S` and
+/// errors from `S` pass unchanged. The response body of `S` is converted to tonic's [`Body`].
 #[derive(Debug, Clone)]
 pub struct OfferRoute<S> {
     service: S,

@@ -117,7 +117,7 @@ where
     Ok(())
 }
 
-/// A server whose fast path is running.
+/// A server that is ready to serve. Unless its fast path is off, the fast path's tasks already run.
 struct Started<S> {
     tcp: tonic::transport::Server,
     /// The service of the TCP side.
@@ -133,7 +133,7 @@ struct Running {
     offering: watch::Sender<Offering>,
     drain: watch::Sender<bool>,
     registry: Arc<Registry>,
-    /// Ends once every connection is gone.
+    /// Ends once every fast-path connection is gone.
     all_gone: mpsc::Receiver<Infallible>,
 }
 

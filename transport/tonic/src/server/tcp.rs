@@ -140,7 +140,8 @@ impl<L> Server<L> {
     }
 
     /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
-    /// hyper's, 16 KiB. On the fast path, the default is 64 KiB.
+    /// hyper's, 16 KiB. The fast path does not use this setting: see
+    /// [`max_header_size`](Server::max_header_size).
     #[must_use]
     pub fn http2_max_header_list_size(self, max: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.http2_max_header_list_size(max))

@@ -59,7 +59,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Waits for the turn of a request that has this place in the queue. `own` counts the client's
+    /// Waits for the turn of the request that holds `place` in the queue. `own` counts the client's
     /// handshakes. Returns `None` if the client has too many handshakes, or if the turn does not
     /// come within [`TURN_LIMIT`].
     pub(super) async fn turn(
@@ -82,7 +82,7 @@ pub(super) struct Turn {
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
-/// The rejection if this process has no room for a connection.
+/// Returns the rejection of a connection for which the pool has no memory.
 pub(super) fn reject_for(error: &PoolError) -> Reject {
     match error {
         PoolError::File { .. } => Reject::MemoryFiles,
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::tickets::{Holder, LIFETIME};
 
-    /// A client may know a device's address from another source than its Offer.
+    /// A client may know a device's address from a source other than its Offer.
     #[tokio::test]
     async fn a_ticket_for_shared_memory_alone_admits_to_no_device() {
         let tickets = Tickets::new(4, LIFETIME);

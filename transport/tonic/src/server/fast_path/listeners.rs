@@ -107,8 +107,8 @@ impl Listeners {
         loop {
             match tasks.join_next().await {
                 Some(Ok((key, reason))) => {
-                    // A listener that is missing here was closed, because another listener replaced
-                    // it, or because it is no longer needed.
+                    // Remove the listener that has ended. Keep an entry with the same key whose
+                    // task still runs: that listener has replaced the ended one.
                     entries.retain(|entry| {
                         entry.key != key
                             || matches!(&entry.state, ListenerState::Accepting(task) if !task.is_finished())

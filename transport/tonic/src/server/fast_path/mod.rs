@@ -85,8 +85,9 @@ impl FastPath {
     }
 
     /// Updates `listeners`. If the TCP side's address belongs to a device of the path, one listener
-    /// listens at that address. Otherwise a listener listens at each address of a device. Existing
-    /// listeners at these addresses stay, and all others are closed.
+    /// listens at that address. Otherwise a listener listens at each address of each device. Over
+    /// shared memory, there is one listener. Existing listeners at these addresses stay, and all
+    /// others are closed.
     ///
     /// # Errors
     ///
