@@ -62,7 +62,7 @@ impl ContextBuilder {
     }
 
     /// Set to which processes on this host messages are lent instead of copied. Default is
-    /// [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory of
+    /// [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory registered with
     /// [`Context::register_lendable`](crate::Context::register_lendable). The setting concerns
     /// messages that this process sends over shared memory to peers whose program has turned
     /// [`borrowing`](Self::borrowing) on.

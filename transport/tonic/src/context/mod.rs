@@ -71,7 +71,8 @@ struct Inner {
 struct ContextState {
     shm: OnceLock<Fabric>,
     /// Pools by device name. The lock is held while a pool is created, so that each pool is created
-    /// once, and while application memory is registered with all pools.
+    /// once. The lock is also held from the check that application memory is registered with every
+    /// pool until the memory is in `regions`, so that no new pool misses the memory.
     pools: Mutex<HashMap<String, DevicePool>>,
     /// Registered application memory.
     regions: Regions,
@@ -185,8 +186,8 @@ impl Context {
         self.0.settings.sim.first().cloned().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
-    /// Checks whether this host has a usable device for the path. If only one device can be used,
-    /// the check also creates the device's pool.
+    /// Checks whether this host has a usable device for the path. If only one RDMA device can be
+    /// used, the check also creates the device's pool.
     pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
         let only = self.only(env_device);
         let named = only.is_some();

@@ -95,8 +95,8 @@ fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usiz
 }
 
 /// Returns the bytes of memory that this process may use: the machine's memory, or the lowest limit
-/// of the process's control groups. See cgroups(7): `memory.max` in version 2,
-/// `memory.limit_in_bytes` in version 1.
+/// of the process's control groups if that limit is lower. See cgroups(7): `memory.max` in version
+/// 2, `memory.limit_in_bytes` in version 1.
 fn available_memory(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(system(&[]), None);
         assert_eq!(system(&[("proc/meminfo", "MemTotal: much\n")]), None);
         assert_eq!(system(&[meminfo]), Some(16 * GIB));
-        // Version 2: the group's own limit is absent, its parent's counts.
+        // Version 2: the group itself has no limit, so its parent's limit applies.
         let group = ("proc/self/cgroup", "0::/a.slice/b.scope\n");
         let own = ("sys/fs/cgroup/a.slice/b.scope/memory.max", "max\n");
         let parent = ("sys/fs/cgroup/a.slice/memory.max", "2147483648\n");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Identifies a rail by this host's address, if that address was chosen, and by the server's
-/// address. The port is left out, because it changes with each start of a server.
+/// address. The port is left out, because it may change when the server starts again.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
 /// How long a rail that has failed is tried only after all other rails: the time after the first

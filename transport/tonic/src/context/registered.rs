@@ -17,7 +17,8 @@ use tonic_rdma_memory::{
 #[derive(Debug, thiserror::Error)]
 #[error("{device}: {source}")]
 pub struct RegisterRegionError {
-    /// The device that refused the memory, or `shm`.
+    /// The device that refused the memory, `shm` for shared memory, or `SIGBUS` if a mapped file
+    /// cannot be guarded against truncation.
     pub device: String,
     /// The cause.
     pub source: RegionError,
@@ -71,8 +72,8 @@ impl Registered {
     }
 
     /// Whether the memory is mapped from a file that was truncated, so that the mapping reaches
-    /// past the file's end. Reads of these pages return zeros, and messages with this memory fail.
-    /// The truncation is known only after a page past the file's end has been read.
+    /// past the file's end. Reads past the file's end return zeros, and messages with this memory
+    /// fail. The truncation is known only after a page past the file's end has been read.
     pub fn is_truncated(&self) -> bool {
         #[cfg(target_os = "linux")]
         return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);

@@ -13,7 +13,7 @@ pub(crate) struct Sources {
     pub(crate) addresses: Vec<LocalAddress>,
     /// Whether the addresses belong to a device that the application or the environment has named.
     pub(crate) named: bool,
-    /// Devices on a NUMA node that this process does not run on.
+    /// Devices on a NUMA node on which this process is not allowed to run.
     pub(crate) far: Vec<String>,
     /// Pairs of an address and a destination outside the address's network. The kernel routes the
     /// destination through the address's interface.
@@ -57,8 +57,8 @@ impl Sources {
     }
 }
 
-/// The NUMA node of a device, if this process does not run on that node. Processors are listed as
-/// in `0-3,8`.
+/// The NUMA node of a device, if this process is not allowed to run on that node. Processors are
+/// listed as in `0-3,8`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FarNode {
     pub(crate) node: u32,
@@ -71,7 +71,8 @@ pub(crate) struct FarNode {
 /// The NUMA node of a device, if this process is not allowed to run on any of the node's
 /// processors. `read` returns the text of a file.
 pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> Option<FarNode> {
-    // The value is -1 if the machine has only one node.
+    // The value is -1 if the kernel assigns the device to no node, as on many machines with one
+    // node.
     let node = read(&format!("/sys/class/infiniband/{device}/device/numa_node"))?;
     let node: u32 = node.trim().parse().ok()?;
     let there = read(&format!("/sys/devices/system/node/node{node}/cpulist"))?.trim().to_owned();
