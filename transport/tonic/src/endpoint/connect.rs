@@ -61,9 +61,9 @@ impl Endpoint {
     /// server offers a fast path that the channel can reach. Add `.policy(Policy::Off)` to keep
     /// calls on the connector.
     ///
-    /// A server accepts an Offer only if the Offer states the client's address of the TCP
-    /// connection ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if
-    /// the connector returns `TokioIo<TcpStream>`, or a stream of tokio-rustls around such a
+    /// A server accepts an Offer only if the Offer states the address of the client's end of the
+    /// TCP connection ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known
+    /// if the connector returns `TokioIo<TcpStream>`, or a stream of tokio-rustls around such a
     /// stream. Over any other type, over Unix sockets and through proxies, calls stay on the
     /// connector, unless the server [offers through
     /// gateways](crate::Server::offer_through_gateways).
@@ -135,8 +135,8 @@ impl Endpoint {
         self.connect_tcp_lazy_over(self.connector())
     }
 
-    /// tonic's endpoint, ready to connect. Unless the user has set an executor, the endpoint reuses
-    /// the tasks of calls.
+    /// tonic's endpoint, ready to connect. If the executor is known to be tokio's, the endpoint
+    /// reuses the tasks of calls.
     pub(crate) fn tcp(&self) -> tonic::transport::Endpoint {
         match self.shared.reuses_tasks {
             true => self.tcp.clone().executor(ReusedTasks::default()),

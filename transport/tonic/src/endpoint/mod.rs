@@ -258,7 +258,7 @@ impl Endpoint {
     /// The Offer passes through the server's layers and interceptors like every call, but not
     /// through the client's layers and interceptors, which are above the channel. So a service with
     /// authentication needs its credentials here as well. The hook receives an empty map and runs
-    /// for every attempt. The hook may be slow, for example to fetch a token. An error counts as
+    /// before every Offer. The hook may be slow, for example to fetch a token. An error counts as
     /// [`HandshakeRejected`](crate::ReasonCode::HandshakeRejected): the channel stays on TCP.
     ///
     /// ```
@@ -358,9 +358,9 @@ impl Endpoint {
         self
     }
 
-    /// Limit the number of a channel's rails, which are connections over different devices at both
-    /// ends. Default is 8. The value is clamped to the range from 1 to 8, and 1 means one
-    /// connection.
+    /// Limit the number of rails on which a channel connects. A rail is a pair of a client's device
+    /// and a server's device, and a channel's connections share no device at either end. Default is
+    /// 8. The value is clamped to the range from 1 to 8, and 1 means one connection.
     ///
     /// If client and server have several RDMA devices, each new channel begins with the next device
     /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64

@@ -95,7 +95,8 @@ impl Endpoint {
     }
 
     /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
-    /// hyper's, 16 KiB. On the fast path, the default is 64 KiB.
+    /// hyper's, 16 KiB. The fast path does not use this setting: see
+    /// [`max_header_size`](Self::max_header_size).
     pub fn http2_max_header_list_size(self, size: u32) -> Self {
         self.with_tcp(|e| e.http2_max_header_list_size(size))
     }
@@ -125,8 +126,8 @@ impl Endpoint {
         self.with_tcp(|e| e.max_frame_size(frame_size))
     }
 
-    /// The local IP address to connect from (TCP side). On the fast path, the route determines the
-    /// address.
+    /// The local IP address to connect from (TCP side). On the fast path, each [rail](Self::rails)
+    /// determines its own local address.
     pub fn local_address(mut self, addr: Option<IpAddr>) -> Self {
         self.shared.local_address = addr;
         self.with_tcp(|e| e.local_address(addr))
