@@ -16,9 +16,9 @@ use crate::bootstrap::stock_calls::StockCalls;
 
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
 ///
-/// tonic clones a server's service once for each connection, and clones that clone for each
-/// request. So the first clone represents a new connection, and clones of that clone represent the
-/// same connection.
+/// tonic clones a server's service for each connection, and clones the connection's service for
+/// each request. So a clone of the server's own copy represents a new connection, and all further
+/// clones of this clone represent the same connection.
 #[derive(Debug)]
 pub(crate) struct Capture<S> {
     inner: S,
@@ -124,7 +124,8 @@ mod tests {
             Ok::<_, std::convert::Infallible>(connection.and_then(|c| c.asker).unwrap())
         });
         let server = Capture::new(inner, Arc::new(StockCalls::new(Arc::default())));
-        // tonic clones the service for each connection, and clones that clone for each request.
+        // tonic clones the service for each connection, and clones the connection's service for
+        // each request.
         let connections = [server.clone(), server.clone()];
         let asker = async |n: usize| {
             let req = request(OFFER_PATH);

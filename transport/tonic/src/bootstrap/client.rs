@@ -77,7 +77,7 @@ impl fmt::Debug for OfferHook {
     }
 }
 
-/// A place to connect to.
+/// A place to connect to: an address at which the server listens, with the address's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OfferedPlace {
     pub(crate) path: Path,
@@ -346,8 +346,8 @@ fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
 }
 
 impl OfferAnswer {
-    /// Removes the places that this end is not allowed to use, because their paths are not
-    /// encrypted.
+    /// Removes the places that this end must not use because their paths are not encrypted, and
+    /// reports these paths as refused.
     fn deny(&mut self, denies: impl Fn(Path) -> bool) {
         for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
             *reason = Plaintext::and_by_client(reason.clone());

@@ -2,9 +2,9 @@
 //!
 //! A ticket carries the identity of its Offer's TCP connection: calls on the fast path report that
 //! connection's address and certificate. If a gateway forwards an Offer, the connection is the
-//! gateway's, but the ticket goes to the gateway's client. Therefore the client states its own
-//! address of the connection, and the server compares the stated address with the peer address of
-//! the connection.
+//! gateway's, but the ticket goes to the gateway's client. Therefore the client states the address
+//! of its own end of the connection, and the server compares this address with the peer address
+//! that it sees.
 //!
 //! States of an accepted TCP connection:
 //!
@@ -37,7 +37,7 @@ use crate::path::reason::Reason;
 pub(crate) const MISMATCHES: u32 = 8;
 /// Time after the first of these Offers at which the count starts again.
 pub(crate) const WINDOW: Duration = Duration::from_secs(600);
-/// Number of networks for which Offers with a wrong address are counted.
+/// Maximum number of networks for which Offers with a wrong address are counted.
 const NETWORKS: usize = 1024;
 
 /// Why an Offer does not count as direct. The client receives the text.
@@ -95,7 +95,7 @@ struct Live {
     gateway: bool,
     /// Whether the connection has carried an Offer.
     asked: bool,
-    /// Why the last Offer was refused. `None` if the last Offer was granted.
+    /// Why the last Offer was refused. `None` if the last Offer was granted, or none was answered.
     refused: Option<Reason>,
     /// Distinguishes the connection from all others of this process.
     id: u64,
@@ -260,7 +260,8 @@ impl Drop for Known {
 }
 
 /// Compares an address as the two ends see it. The ends may see different scopes of an IPv6
-/// address, and only one of them may see an IPv4 address mapped into IPv6.
+/// address, and one end may see an IPv4-mapped IPv6 address where the other end sees the IPv4
+/// address.
 fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
 }
@@ -343,7 +344,8 @@ mod tests {
             assert_eq!(gateways.judge(Some(&connection), stated, now), Err(Indirect::Gateway));
         }
         assert_eq!(gateways.judge(Some(&connection), None, now), Err(Indirect::Unstated));
-        // A new connection has the address before the end of the first one is noticed.
+        // A new connection gets the same address before the server notices the end of the first
+        // connection.
         let _second = gateways.accepted(&connection);
         drop(first);
         assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));

@@ -84,8 +84,8 @@ impl Service<Request<Body>> for LimitedOffers {
     }
 }
 
-/// The body of an answer, which counts as an Offer in progress. The body's frames count as well,
-/// because HTTP/2 keeps frames until the peer takes them.
+/// The body of an answer. The Offer counts as in progress while the body or one of its frames
+/// exists, because HTTP/2 keeps frames until the peer takes them.
 struct Counted {
     body: Body,
     permit: Arc<OwnedSemaphorePermit>,

@@ -114,8 +114,8 @@ pub(crate) struct OfferService {
     measuring: bool,
 }
 
-/// Marks a ticket that is not valid for any device, because the server or its Offer uses TLS and
-/// the server has not allowed RDMA without encryption.
+/// Marks a ticket that is not valid for any device, because the server or the Offer's connection
+/// uses TLS, and the server has not allowed RDMA without encryption.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StaysOnHost;
 

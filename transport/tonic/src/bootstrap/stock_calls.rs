@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::bootstrap::gateways::Gateways;
 
-/// A connection is counted at the earliest this time after its first call.
+/// A connection is counted only when at least this time has passed since its first call.
 const AFTER: Duration = Duration::from_secs(60);
 /// A connection is counted once it has carried this many calls.
 const CALLS: u32 = 20;
@@ -159,8 +159,8 @@ mod tests {
         assert_eq!(world.warnings(elsewhere, &tonic), 0, "its host has no ticket");
         assert_eq!(world.warnings(stock, &agent("grpc-go/1.60")), 0, "it is not tonic");
         assert_eq!(world.warnings(stock, &HeaderMap::new()), 0);
-        // The connection carries an Offer in the end, as that of a channel that connects again
-        // does.
+        // The connection carries an Offer later, like the connection of a channel that connects
+        // again.
         let start = Instant::now();
         assert!((0..30).all(|_| !world.stock.called(late, &tonic, start)));
         world.offer(late);
