@@ -236,7 +236,8 @@ mod tests {
         assert!(reason.to_string().contains("has version 3"), "{reason}");
     }
 
-    /// Queues of an adapter exceed a limit if one applies. Otherwise memory is scarce.
+    /// If the memlock limit applies to this process, ENOMEM for an adapter's queues means that the
+    /// queues exceed the limit. Otherwise it means that memory is scarce.
     #[test]
     fn queues_that_exceed_the_limit_on_pinned_memory_are_told_so() {
         let refused = |errno| FabricError::QueuePairRefused {

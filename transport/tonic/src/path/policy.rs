@@ -249,8 +249,8 @@ impl EnvSettings {
         })
     }
 
-    /// The effective policy, given the policy set in code. A named fabric overrides the policy
-    /// `off`.
+    /// The effective policy, given the policy set in code. A fabric that the environment names
+    /// overrides [`Policy::Off`] in code.
     pub(crate) fn policy(&self, builder: Policy) -> Policy {
         match (self.policy, &self.fabrics, builder) {
             (Some(policy), _, _) => policy,

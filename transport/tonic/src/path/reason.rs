@@ -11,16 +11,16 @@ use std::fmt::{self, Write};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReasonCode {
-    /// Switched off by `TONIC_RDMA=off`, by [`Policy::Off`](crate::Policy::Off), or by a choice of
-    /// fabrics without RDMA.
+    /// Switched off by `TONIC_RDMA=off`, by [`Policy::Off`](crate::Policy::Off), or by the choice
+    /// of fabrics: no fabric is allowed, or RDMA is needed and not allowed.
     Policy,
     /// The Offer was answered as an unknown method, because the server is a stock gRPC server or a
     /// proxy is in between.
     PeerNotCapable,
     /// A layer, an HTTP route or a proxy answered the Offer instead of the server's service.
     OfferIntercepted,
-    /// The server does not see the client's own address of the TCP connection, because an HTTP
-    /// gateway or a translation of source addresses is in between.
+    /// The server cannot confirm the address of the client's end of the TCP connection, usually
+    /// because an HTTP gateway or a translation of source addresses is in between.
     ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded or lacks a function, or the kernel's connection
     /// manager cannot be used.
@@ -71,7 +71,8 @@ pub enum ReasonCode {
     Platform,
     /// The fast path is being set up. Calls go over TCP until the fast path is up.
     Pending,
-    /// The peer closed the fast path gracefully, to shut down or to rebalance.
+    /// One end closed the fast path gracefully, for example because that end shuts down, or because
+    /// the connection has reached its maximum age.
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
@@ -79,7 +80,7 @@ pub enum ReasonCode {
     LimitReached,
     /// One end's process or host has reached a limit of descriptors, address space, or the length
     /// of files. So this end cannot make a connection, or has no memory for long messages to land
-    /// in. The text names the call and the error.
+    /// in. The text names the system or library function that failed, and its error.
     ProcessLimit,
     /// The path carries short packets but loses packets of full length, because the MTU of an end
     /// or a switch is too small. Calls with more bytes than a packet holds would fail.
@@ -319,7 +320,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// A reason of this end.
+    /// A reason that this end has found.
     pub fn new(code: ReasonCode, detail: impl Into<String>) -> Self {
         Self { code, side: Side::Local, detail: detail.into(), passes: false }
     }
