@@ -91,7 +91,8 @@ pub(super) async fn run(request: &DiagnosisRequest, endpoint: &Endpoint) -> Peer
     peer
 }
 
-/// Asks for an Offer, and then connects to each address that the server names.
+/// Makes an Offer, and then connects to each address that the server names, up to [`PLACES`]
+/// addresses.
 async fn walk(
     request: &DiagnosisRequest,
     endpoint: &Endpoint,

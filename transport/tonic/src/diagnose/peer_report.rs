@@ -41,10 +41,12 @@ pub struct Peer {
     /// Rates of the same transfers over TCP, over the fast path and without calls. Transfers for
     /// which there was no time are left out.
     pub rates: Vec<Rates>,
-    /// Why there is no measurement. `None` if there is a measurement.
+    /// Why there is no measurement, or why the measurement ended early. `None` if the measurement
+    /// succeeded.
     pub not_measured: Option<String>,
     /// How calls over the fast path failed during the measurement. A program's calls would fail in
-    /// the same way. `None` if the calls succeeded.
+    /// the same way. `None` if the measurement succeeded, or no connection of the fast path was
+    /// lost.
     pub fast_failed: Option<String>,
 }
 

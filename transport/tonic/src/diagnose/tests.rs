@@ -278,7 +278,7 @@ fn an_interface_without_an_address() {
 fn infiniband_without_ipoib() {
     let system = System::new();
     system.device("mlx5_0", "InfiniBand\n", "4: ACTIVE\n");
-    // The address of another adapter.
+    // The interface has the address of another adapter.
     system.interface("eth0", true);
     system.file("sys/class/net/eth0/address", "02:00:00:00:00:01\n");
     let found = system.findings(ReasonCode::NotOnRdmaDevice);
@@ -363,7 +363,8 @@ fn no_device_and_no_interface_is_up() {
 
 #[test]
 fn a_kernel_without_rdma_is_given_no_device() {
-    // RDMA is neither built in nor a module, as in small virtual machines. The same in a container.
+    // RDMA is neither built in nor a module, as in small virtual machines and in containers on
+    // them.
     let system = System::with(&[
         ("proc/sys/kernel/osrelease", "6.1.0-microvm\n"),
         ("etc/os-release", "ID=debian\n"),

@@ -31,7 +31,8 @@ pub(super) use losses::Losses;
 const SHORT_MTU: u32 = 1024;
 /// MTU in bytes of an interface for packets of 4096 bytes and at most 104 bytes of headers.
 const LONG_INTERFACE: u32 = 4200;
-/// Wake-up time in microseconds that counts as slow, because a small call takes less.
+/// A wake-up that takes more than this number of microseconds counts as slow, because a small call
+/// takes less.
 const SLOW_WAKE: u64 = 50;
 /// Minimum number of a device's interrupts for a meaningful distribution over processors.
 const MANY_INTERRUPTS: u64 = 10_000;

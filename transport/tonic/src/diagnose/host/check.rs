@@ -121,8 +121,8 @@ async fn off_thread<T: Send + 'static>(
     }
 }
 
-/// Describes the libraries that were found, and rdma-core's version, with which a library's file
-/// name ends, as in `libibverbs.so.1.14.44.0`.
+/// Describes the libraries that were found. rdma-core's version is at the end of a library's file
+/// name: `libibverbs.so.1.14.44.0` belongs to version 44.0.
 fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
         Err(

@@ -39,7 +39,7 @@ impl SystemFiles {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The file's text, trimmed. `None` if it cannot be read.
+    /// The file's text, trimmed. `None` if the file is empty or cannot be read.
     pub(super) fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
         File::open(self.path(path)).ok()?.take(MAX).read_to_end(&mut text).ok()?;
@@ -72,7 +72,7 @@ impl SystemFiles {
     }
 }
 
-/// The part after the colon: `4: ACTIVE` is `ACTIVE`.
+/// Returns the part after the colon, such as `ACTIVE` for `4: ACTIVE`.
 pub(super) fn after_colon(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word).trim()
 }

@@ -31,7 +31,7 @@ use crate::channel::Channel;
 use crate::diagnose::peer_report::{Direction, Peer, Rates};
 use crate::endpoint::Endpoint;
 
-/// No round begins after this time.
+/// After this time no round begins, except the first round and the first round that counts.
 const BUDGET: Duration = Duration::from_secs(1);
 /// Time limit of the rounds. A network that needs longer is not worth comparing.
 const LIMIT: Duration = Duration::from_secs(30);
