@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `connector` | the TCP connection, and its local address |
 //! | `body` | bodies of calls over TCP, for the zero-copy codec and the counters |
-//! | `named` | replies that fill a [caller's buffer](crate::LandIn) |
+//! | `named` | messages that fill an [application buffer](crate::LandIn) |
 //! | `retry` | sends calls again that the server never saw |
 //! | `reused_tasks` | the tasks of the HTTP/2 connection |
 

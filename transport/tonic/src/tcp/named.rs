@@ -37,7 +37,7 @@ pub(crate) fn response(
     response.map(|inner| body(inner, messages, method, claimed, client.counters.clone()))
 }
 
-/// The body of a call of `method`, which fills the buffer.
+/// Returns a body for a call of `method` that fills the claimed buffer.
 pub(crate) fn body(
     inner: Body,
     messages: bool,

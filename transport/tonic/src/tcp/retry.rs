@@ -45,7 +45,7 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 
 /// Maximum number of retries of a call. Each retry means that one more connection has ended during
-/// the call.
+/// the call, or has refused the call's stream.
 const MAX_RETRIES: usize = 4;
 /// Number of bytes of a body to keep for a retry, without the last two frames. A call that has sent
 /// more is not retried. Before the server processes a call, hyper reads at most an HTTP/2 window of
