@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         client.say_hello(HelloRequest { name: "world".into() }).await?;
     }
 
-    // Before each scrape, because the metrics of pools are read on request.
+    // Call this before each scrape, because the metrics of pools are recorded only on request.
     Context::global().record_metrics().await;
     for line in prometheus.render().lines().filter(|line| !line.is_empty()) {
         println!("{line}");

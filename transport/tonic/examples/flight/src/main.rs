@@ -31,7 +31,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const MIB: f64 = 1_048_576.0;
 const TABLE: &str = "measured";
-/// Rounds in which the ends learn each other's codecs, and learn that tonic accepts long messages.
+/// Rounds in which each end learns its own codec, and that tonic accepts long messages.
 const WARM_UP: u16 = 2;
 
 #[derive(Parser)]
@@ -183,7 +183,7 @@ async fn put_stock(
     Ok(())
 }
 
-/// Adds up the rows, and drops the batch, as a reader does that has finished with it.
+/// Adds up the rows, and drops the batch, like a reader that has finished with the batch.
 async fn count(rows: usize, batch: RecordBatch) -> Result<usize, FlightError> {
     Ok(rows + batch.num_rows())
 }

@@ -161,7 +161,7 @@ fn places(columns: &[ArrayRef], body: &Bytes) -> (usize, usize) {
     found
 }
 
-/// Compares received with sent batches. On a fast path it also checks that each body lies in the
+/// Compares received with sent batches. If `pool` is given, also checks that each body lies in the
 /// pool, and each column's buffers in their message's body.
 async fn check(stream: impl Stream<Item = Decoded>, sent: &[RecordBatch], pool: Option<&Pool>) {
     let mut messages = std::pin::pin!(stream);
@@ -204,7 +204,7 @@ async fn batches_are_decoded_where_they_landed() {
     // up to 32 KiB, so that tonic adds no other message to the frame. The padding counts as copied.
     // Over RDMA, headers are also copied to staging. Each round has four streams.
     const FILLING: u64 = 4 * (34 << 10);
-    // Each end learns the other's codec, and that tonic accepts messages of these lengths.
+    // Each end learns its own codec, and that tonic accepts messages of these lengths.
     let mut learnt = 0;
     while round(None).await > FILLING {
         learnt += 1;
@@ -318,7 +318,7 @@ async fn batches_that_are_held_are_copied_only_at_the_limit() {
     check_numbers(&world, &batch, &pool).await;
 }
 
-/// Checks that no received batch is copied, as it must be after the held batches are dropped.
+/// Checks that received batches are no longer copied once the held batches are dropped.
 async fn check_numbers(world: &World, batch: &RecordBatch, pool: &Pool) {
     let mut messages = std::pin::pin!(world.get("table").await);
     while let Some(message) = messages.next().await {
@@ -338,7 +338,7 @@ async fn what_is_longer_than_the_pool_is_sent_from_the_heap() {
     check(world.get("table").await, &sent, None).await;
 }
 
-/// The encoder produces the same messages as arrow-flight's.
+/// The encoder produces messages with the same bodies as arrow-flight's encoder.
 #[tokio::test]
 async fn the_encoder_agrees_with_that_of_arrow_flight() {
     let pool = Context::builder().build();
