@@ -1,6 +1,6 @@
 //! A steady stream of long messages makes no allocation that grows with the payload. With tonic's
-//! codec only tonic's own buffers do, and each grows to its final length at once. The test has its
-//! own process because it replaces the allocator.
+//! codec, only tonic's own buffers grow with the payload, and each grows to its final length in one
+//! step. The test has its own process because it replaces the allocator.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -77,7 +77,7 @@ async fn tonics_codec_allocates_a_buffer_to_encode_and_one_to_decode() {
         let change = region.change();
         let (bytes, grown) = (change.bytes_allocated / COUNT, change.reallocations / COUNT);
         println!("{fabric:?}: {bytes} bytes and {grown} reallocations per message and back");
-        // Four buffers, two at either end, each of which grows once from tonic's initial size.
+        // Four buffers, two at each end, each of which grows once from tonic's initial size.
         assert!((4 * len..4 * len + (64 << 10)).contains(&bytes), "{fabric:?}: {bytes} bytes");
         assert!(grown <= 4, "{fabric:?}: {grown} reallocations");
     }

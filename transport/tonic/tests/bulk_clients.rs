@@ -1,7 +1,7 @@
 //! Many clients send bulk to one server over shared memory. Each connection keeps its chunks of
 //! landing memory, so no chunk is registered again. Nothing is copied while no application holds
-//! messages. `make bench-check` checks that each client gets its share, because that depends on the
-//! machine's other work.
+//! messages. Whether each client gets its share depends on the machine's other work, so
+//! `make bench-check` checks that.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -60,7 +60,7 @@ impl Bulk {
         self.world.server.get().copied_fast
     }
 
-    /// Makes `total` puts by all clients together. Returns each client's number.
+    /// Makes `total` puts by all clients together. Returns the number of puts of each client.
     async fn put(&self, total: usize) -> Vec<usize> {
         let left = Arc::new(AtomicUsize::new(total));
         self.put_while(|_| left.clone()).await
@@ -73,7 +73,8 @@ impl Bulk {
         self.put_while(|n| left[n].clone()).await;
     }
 
-    /// Makes puts by each client until its `left` is zero. Returns each client's number.
+    /// Makes puts by each client until its `left` is zero. Returns the number of puts of each
+    /// client.
     async fn put_while(&self, left: impl Fn(usize) -> Arc<AtomicUsize>) -> Vec<usize> {
         let mut workers = JoinSet::new();
         for (n, client) in self.clients.iter().enumerate() {
@@ -109,9 +110,10 @@ const MOST: usize = 2 * IN_FLIGHT + 8;
 /// Checks whether chunks stay with their connections.
 ///
 /// A connection registers another chunk when it has more messages in flight and unread than ever
-/// before, which for some happens late. So the chunks registered in a round must make the landing
-/// memory larger, by a message for each chunk, except one in 100 puts. The landing memory has an
-/// upper limit. If chunks moved between connections, or came and went, it would not grow.
+/// before, which for some happens late. So each chunk that is registered in a round must make the
+/// landing memory larger by at least a message. One exception for every 100 puts is allowed. The
+/// landing memory has an upper limit. If chunks moved between connections, or came and went, the
+/// landing memory would not grow.
 async fn settles(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) {
     let bulk = Bulk::new(n, pool).await;
     bulk.put_evenly(warm_up).await;

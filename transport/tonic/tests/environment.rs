@@ -1,5 +1,6 @@
-//! Tests TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child, which is
-//! this program with the variable set. So the program has its own main function.
+//! Tests the environment variables TONIC_RDMA, TONIC_RDMA_DEVICE, TONIC_RDMA_TOS and
+//! TONIC_RDMA_POOL of a whole process. Each case runs in a child, which is this program with the
+//! variables set. So the program has its own main function.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 

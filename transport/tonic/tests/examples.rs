@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The program of an example. `cargo test` builds it together with the package's tests, but
-/// `cargo test --test examples` does not. Then a program from before the last change is ignored.
+/// `cargo test --test examples` does not. A program that is older than its sources fails the test.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -37,8 +37,8 @@ fn output(name: &str, fabrics: &str) -> String {
     text
 }
 
-/// Runs the example both ways. Its output must contain all of `lines` in this order, with PATH
-/// replaced by the path and its details, and BY by the path alone.
+/// Runs the example over both paths. Its output must contain all of `lines` in this order, with
+/// PATH replaced by the path and its details, and BY by the path alone.
 #[track_caller]
 fn prints(name: &str, lines: &[&str]) {
     for (fabrics, by, path) in

@@ -1,6 +1,6 @@
-//! A peer with a ticket keeps writing to its messages while they are decoded, over shared memory,
-//! with the keys that it was granted, by work requests on its link. The decoder reads private
-//! copies, so no byte can change between its check and its use.
+//! Over shared memory, a peer with a ticket keeps writing to its messages while they are decoded.
+//! The peer uses the keys that it was granted, in work requests on its link. The decoder reads
+//! private copies, so no byte can change between its check and its use.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
@@ -114,7 +114,8 @@ impl Peer {
     async fn enter(server: SocketAddr, lending: Lending) -> Peer {
         let tcp = TcpStream::connect(server).await.unwrap();
         let own = tcp.local_addr().unwrap();
-        // The server gives a ticket to a client that states its address of this connection.
+        // The server gives a ticket to a client that states the address of its end of this
+        // connection.
         let client = Some(TcpAddress { ip: own.ip().to_string(), port: own.port().into() });
         let mut tcp = Some(TokioIo::new(tcp));
         let once = || std::io::Error::other("it connects once");
@@ -259,7 +260,7 @@ impl Peer {
     }
 
     /// Calls a method, and changes the last byte of the message until the call has ended: by WRITEs
-    /// to where it landed, or by `change` where it lies.
+    /// to the landing memory, or through `change` in the lent memory.
     async fn call(&mut self, path: &str, payload: Payload, change: Option<&ChangingBuf>) {
         self.begin(path, payload);
         let values = [0x81, 0x01];
@@ -295,8 +296,9 @@ fn message() -> Bytes {
     framed.freeze()
 }
 
-/// Attacks a server from its own thread, like another process in all but the address space, and
-/// uses only what the server has granted. Returns the outcomes of the attacker's calls.
+/// Attacks a server from a separate thread, which differs from another process only in that both
+/// share an address space. The attacker uses only what the server has granted. Returns the outcomes
+/// of the attacker's calls.
 async fn attack<A>(attack: impl FnOnce(SocketAddr) -> A + Send + 'static) -> BTreeMap<String, usize>
 where
     A: Future<Output = BTreeMap<String, usize>>,
@@ -335,8 +337,8 @@ where
     ended
 }
 
-/// Some reads must see the byte that ends the field, which gives OK, and some the other, which
-/// gives INTERNAL.
+/// Checks that some reads saw the byte that ends the field, which gives OK, and that the others saw
+/// the other byte, which gives INTERNAL.
 fn assert_both(ended: &BTreeMap<String, usize>) {
     let known =
         ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
@@ -386,7 +388,7 @@ async fn a_lent_message_that_changes_while_it_is_decoded_hurts_nobody() {
     assert_both(&ended.await);
 }
 
-/// Lends pieces of a few bytes, with the missing bytes before, after, or nowhere.
+/// Lends pieces of a few bytes, with up to seven other bytes before and up to two after each piece.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_pieces_of_any_length_hurt_nobody() {
     let ended = attack(|addr| async move {

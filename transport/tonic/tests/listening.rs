@@ -150,7 +150,7 @@ async fn listening() {
 
     for (fabric, &unheard) in FABRICS.into_iter().zip(&unheard) {
         let world = World::new(fabric, Which::Ours).await;
-        // Enough for the driver's first turns.
+        // One call is enough for the driver's first turns.
         world.client(Which::Ours).echo(Blob::default()).await.unwrap();
         let lookups = tally.lookups();
         let heard = allocations(&world).await;
@@ -168,7 +168,7 @@ async fn listening() {
     reconnects(&tally).await;
     refused(&tally).await;
     every_metric_was_told(&tally);
-    // Last, because a subscriber changes the state of every callsite.
+    // Measure spans last, because a subscriber changes the state of every callsite.
     for (fabric, unheard) in FABRICS.into_iter().zip(unheard) {
         let spans = spans(&World::new(fabric, Which::Ours).await).await;
         println!("{fabric:?}: {spans} allocations with spans");
@@ -330,7 +330,7 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
     }
 }
 
-/// Each call is measured once at either end, with its status.
+/// Each call is measured once at each end, with its status.
 async fn durations(tally: &Tally, fabric: Fabric) {
     let world = World::new(fabric, Which::Ours).await;
     let path = world.channel.path().path;
@@ -395,7 +395,7 @@ async fn pools(tally: &Tally) {
     );
 }
 
-/// A second channel is refused, because the server's only slot is taken.
+/// A second channel is refused, because the server allows only one connection.
 async fn refused(tally: &Tally) {
     let hosts = Fabric::Sim.hosts(8 << 20);
     let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };

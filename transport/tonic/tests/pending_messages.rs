@@ -1,5 +1,5 @@
 //! However calls end, none of their messages stays pending. The test has its own process because
-//! the table is shared by the process.
+//! the table of pending messages is shared by the whole process.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -65,7 +65,7 @@ impl Decoder for Raw {
     }
 }
 
-/// A world whose methods are known.
+/// Creates a world whose ends know the codec of the methods.
 async fn known(fabric: Fabric) -> (World, Blob) {
     let world = World::new(fabric, Which::Ours).await;
     let blob = Blob { number: 20, ..Blob::of(pooled(&world.channel, LEN, 1).await) };
@@ -103,7 +103,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(streams);
         nothing_is_kept("two streams").await;
 
-        // Cancelled in the middle of the response, then in the middle of the request.
+        // Cancel calls in the middle of the response, then in the middle of the request.
         for taken in [0, 1, 7] {
             let mut down = client.down(blob.clone()).await.unwrap();
             for _ in 0..taken {
@@ -130,7 +130,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(response);
         assert_eq!(pending_messages(), 0);
 
-        // Messages are decoded on another thread than the one that received them.
+        // Messages are decoded on a thread other than the one that received them.
         let mut down = client.down(blob.clone()).await.unwrap();
         for _ in 0..20 {
             let handle = tokio::runtime::Handle::current();

@@ -44,7 +44,7 @@ fn on_heap(behind: usize, len: usize) -> Bytes {
     all.slice(at..at + len)
 }
 
-/// Afterwards both ends know the methods' codec and the accepted message lengths.
+/// Makes calls, after which both ends know the methods' codec and the accepted message lengths.
 async fn warm_up(world: &World, len: usize) {
     let blob = Blob::of(on_heap(0, len));
     for path in ["/test.Blobs/Echo", "/test.Blobs/Keep"] {
@@ -61,7 +61,7 @@ fn long_writes(world: &World) -> [(u64, u64); 2] {
         .map(|stats| (stats.long_writes, stats.long_writes_in_phase))
 }
 
-/// Makes calls with this whole pool buffer, in sequence or with this many in flight.
+/// Makes calls with the whole pool buffer `data`, `in_flight` at a time.
 async fn calls(client: &Client, data: &Bytes, in_flight: usize) {
     let calls = (0..in_flight).map(|_| {
         let (mut client, blob) = (client.clone(), Blob::of(data.clone()));
@@ -81,7 +81,7 @@ async fn calls(client: &Client, data: &Bytes, in_flight: usize) {
     }
 }
 
-/// This property makes copies as fast as memory on any processor.
+/// A copy in phase is as fast as memory allows on any processor.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
@@ -107,7 +107,7 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
     }
 }
 
-/// Shows that the counter can report a value that is too low.
+/// Shows that the counter leaves out WRITEs that are out of phase.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn what_is_out_of_phase_is_not_counted_as_in_phase() {

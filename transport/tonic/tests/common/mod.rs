@@ -407,7 +407,8 @@ impl Client {
     }
 }
 
-/// The fabric that carries the calls. Every test covers each fabric that is listed here.
+/// The fabric that carries the calls. Most tests of the fast path run over each fabric in
+/// [`FAST`](Fabric::FAST).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     Sim,

@@ -1,5 +1,5 @@
-//! Reads docs/alerts.yml. It is written in a part of YAML that takes no library: each rule has the
-//! same keys in the same order, and longer texts are blocks.
+//! Reads docs/alerts.yml. The file uses only a part of YAML that can be read without a library:
+//! each rule has the same keys in the same order, and longer texts are blocks.
 
 const FILE: &str = include_str!("../../../../docs/alerts.yml");
 
@@ -23,7 +23,7 @@ pub(crate) fn read() -> Vec<Alert> {
     while let Some(line) = lines.next() {
         let name = line.strip_prefix("      - alert: ").unwrap_or_else(|| panic!("{line:?}"));
         let mut alert = Alert { name: name.to_owned(), ..Alert::default() };
-        // The value of a key. A block is deeper than its key.
+        // Returns the value of a key. A block is indented more than its key.
         let mut value = |indent: usize, key: &str| -> Option<String> {
             let line = lines.next_if(|line| {
                 line[indent..].strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))

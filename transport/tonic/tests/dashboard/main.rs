@@ -31,7 +31,7 @@ fn blobs() -> Blobs {
     Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None }
 }
 
-/// A scrape once `done`.
+/// Scrapes until `done` accepts the text, and returns the text.
 async fn scrape(prometheus: &PrometheusHandle, what: &str, done: impl Fn(&str) -> bool) -> String {
     let scrapes = async {
         loop {
@@ -79,8 +79,8 @@ async fn lose_the_link(prometheus: &PrometheusHandle) {
     tokio::join!(path, scrape(prometheus, "a reconnect", reconnected));
 }
 
-/// Servers refuse connections: one has its only connection, and the tickets of the other expire at
-/// once.
+/// Servers refuse connections: one server already has the only connection that it allows, and the
+/// other server's tickets expire at once.
 async fn be_refused(prometheus: &PrometheusHandle) {
     let world = World::set(
         Fabric::Sim,

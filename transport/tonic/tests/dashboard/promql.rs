@@ -1,7 +1,7 @@
 //! Checks queries of PromQL against what is exported: the names of metrics, the labels and values
 //! that matchers name, the labels that each part of a query has, and whether a rate is of something
-//! that grows. It knows the part of the language that the project's queries use, and refuses the
-//! rest.
+//! that grows. This parser knows the part of the language that the project's queries use, and
+//! refuses the rest.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ type Labels = BTreeSet<String>;
 pub(crate) enum Value {
     Number,
     Vector(Labels),
-    /// A range of a metric that grows, or not.
+    /// A range, and whether its metric only grows.
     Range(Labels, bool),
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn check(query: &str, exported: &Exported, variables: &[&str]) -> Par
     result.map_err(|error| format!("{error}\n    in {query}"))
 }
 
-/// Binary operators, those that bind least first.
+/// Binary operators, in order of increasing precedence.
 const OPERATORS: [&[&str]; 4] =
     [&["and ", "or ", "unless "], &[">=", "<=", "==", "!=", ">", "<"], &["+", "-"], &["*", "/"]];
 const AGGREGATIONS: [&str; 4] = ["sum", "max", "min", "avg"];
@@ -191,7 +191,7 @@ impl<'a> Parser<'a> {
         Ok(Range(labels, self.exported.grows(name)))
     }
 
-    /// A matcher. Keeps the series that it matches.
+    /// Parses a matcher, and keeps the series that the matcher selects.
     fn matcher(&mut self, metric: &str, series: &mut Vec<&Series>) -> Parsed<()> {
         let label = self.name()?;
         let operators = ["=~", "!=", "="];

@@ -19,8 +19,8 @@ use tonic_rdma_memory::test_util::process::fork;
 const MIB: usize = 1 << 20;
 
 /// A child drops its copies of its parent's connection over a device, and the parent's WRITEs
-/// continue. The child maps no memory: in place of pages that are not for children (MADV_DONTFORK),
-/// User Mode Linux would give it pages of the parent.
+/// continue. The child maps no memory, because User Mode Linux would give it pages of the parent in
+/// place of the pages that MADV_DONTFORK excludes.
 #[test]
 fn a_child_leaves_its_parents_device_alone() {
     let ip: std::net::IpAddr = std::env::var("GUEST_ADDR").unwrap().parse().unwrap();

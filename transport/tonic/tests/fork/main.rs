@@ -82,7 +82,7 @@ impl Parent {
         Parent { runtime, world, stop, tasks }
     }
 
-    /// All the parent's calls have succeeded, on the connection that it had from the start.
+    /// Checks that all the parent's calls have succeeded, on the parent's first connection.
     fn ends_well(self) {
         let Parent { runtime, world, stop, tasks } = self;
         runtime.block_on(async {
@@ -101,7 +101,7 @@ impl Parent {
 #[test]
 fn channels_and_servers_of_a_child_work_over_shared_memory() {
     let parent = Parent::new();
-    // Several times, so that some fork happens while a lock is held.
+    // Fork several times, so that some fork happens while a lock is held.
     for _ in 0..5 {
         let addr = parent.world.addr;
         let child = child(|| {
@@ -170,7 +170,7 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
                 assert!(status.message().contains("fork"), "{status}");
                 let error = channel.pool().alloc(100).await.unwrap_err();
                 assert!(error.to_string().contains("fork"), "{error}");
-                // All of it is dropped, and so are the clones that the parent keeps.
+                // Drop all that the child has inherited. The parent still has its own copies.
                 drop((client, channel, received, stream, pooled));
             });
         });
@@ -267,7 +267,7 @@ fn a_child_that_outlives_its_parent_works() {
     server.ends_well();
 }
 
-/// RDMA belongs to the parent that has asked for it, if rdma-core is installed.
+/// If rdma-core is installed, RDMA belongs to the parent, which has asked for RDMA first.
 #[test]
 fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
     let parent = Parent::new();
@@ -278,7 +278,7 @@ fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
         run(async {
             let channel = endpoint.connect().await.unwrap();
             let expected = match of_parent {
-                // Without it, the parent owns nothing.
+                // Without rdma-core, the parent owns nothing.
                 ReasonCode::NoRdmaCore => ReasonCode::NoRdmaCore,
                 _ => ReasonCode::Forked,
             };
@@ -290,7 +290,8 @@ fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
     parent.ends_well();
 }
 
-/// With RLIMIT_FSIZE at either end, calls go over TCP with the reason, and no process ends.
+/// If RLIMIT_FSIZE is too low at either end, calls go over TCP with the reason `memory-files`, and
+/// no process ends.
 #[test]
 fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
     let parent = Parent::new();
@@ -313,7 +314,8 @@ fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
                 let world = World::optional(Which::Ours).await;
                 let path = world.channel.path();
                 match path.reason {
-                    // This pool's chunks are not longer, and longer messages land in parts.
+                    // The pool's chunks are no longer than the limit, and longer messages land in
+                    // parts.
                     None => assert_eq!((path.path, limit), (Path::Shm, MIB as u64)),
                     Some(reason) => assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}"),
                 }

@@ -67,7 +67,7 @@ async fn the_path_follows_the_endpoints() {
     assert!(channel.pool().stats().control > 0);
     changes.send(Change::Remove(9)).await.unwrap();
     assert_eq!(next_path(&mut channel).await, (Path::Shm, None));
-    // Without the others no endpoint has a fast path.
+    // Remove the other endpoints, so that none is left.
     for key in [0, 1] {
         changes.send(Change::Remove(key)).await.unwrap();
     }

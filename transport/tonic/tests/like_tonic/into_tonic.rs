@@ -86,7 +86,7 @@ pub(crate) async fn serve() -> (SocketAddr, Arc<AtomicU64>) {
 
 fn endpoint(addr: SocketAddr, policy: Policy) -> Endpoint {
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
-    // Enough for a busy machine.
+    // The time is enough on a busy machine.
     endpoint.fast_path_timeout(std::time::Duration::from_secs(30))
 }
 
@@ -94,7 +94,7 @@ async fn connect(addr: SocketAddr, policy: Policy) -> Channel {
     endpoint(addr, policy).connect().await.unwrap()
 }
 
-/// Calls like a library that names the type.
+/// Makes a call like a library that accepts only tonic's type.
 async fn ask(channel: tonic::transport::Channel) -> Result<String, Status> {
     let request = HelloRequest { name: "you".into() };
     Ok(GreeterClient::new(channel).say_hello(request).await?.into_inner().message)
@@ -109,7 +109,7 @@ async fn calls_take_our_path_with_our_user_agent() {
     let named = endpoint(addr, Policy::Require).user_agent("mine/1").unwrap().connect().await;
     let named = ask(named.unwrap().into_tonic()).await.unwrap();
     assert!(named.starts_with("shm, mine/1 tonic/"), "{named}");
-    // Through the queue of a limit, and as one of several endpoints.
+    // The same with a concurrency limit, and as an endpoint of a balanced channel.
     let limited = endpoint(addr, Policy::Require).concurrency_limit(1).connect().await.unwrap();
     assert!(ask(limited.into_tonic()).await.unwrap().starts_with("shm, "));
     let balanced = Channel::balance_list([endpoint(addr, Policy::Require)].into_iter());
@@ -136,7 +136,7 @@ async fn replies_are_copied_by_the_pipe_alone() {
     assert!(copied.pressure < sent / 3, "{copied:?}");
 }
 
-/// With TCP for good, nothing is in between, and our channel does not see the calls.
+/// If the path is permanently TCP, no pipe is in between, and our channel does not see the calls.
 #[tokio::test]
 async fn over_tcp_for_good_it_is_tonics_own_connection() {
     let (addr, _) = serve().await;
@@ -144,7 +144,7 @@ async fn over_tcp_for_good_it_is_tonics_own_connection() {
     let tonic = channel.clone().into_tonic();
     assert!(ask(tonic).await.unwrap().starts_with("tcp, "));
     assert_eq!(channel.stats().calls_tcp, 0);
-    // With a limit, calls pass our channel, which applies it.
+    // With a limit, calls pass through our channel, which applies the limit.
     let limited = endpoint(addr, Policy::Off).concurrency_limit(1).connect().await.unwrap();
     assert!(ask(limited.clone().into_tonic()).await.unwrap().starts_with("tcp, "));
     assert_eq!(limited.stats().calls_tcp, 1);

@@ -51,8 +51,8 @@ async fn a_service_on_both_paths() {
     assert_eq!(greet(stock.connect().await.unwrap()).await.unwrap(), "hello you, you came by tcp");
 }
 
-/// The service's body and error are not tonic's, and it has a route of its own for every other
-/// path.
+/// axum's types for bodies and errors are not tonic's, and axum itself answers requests for all
+/// other paths.
 #[tokio::test]
 async fn an_axum_router_on_both_paths_until_the_signal() {
     let (addr, incoming) = listener().await;
@@ -107,8 +107,8 @@ async fn layers_guard_the_offer_too() {
 
 #[tokio::test]
 async fn an_address_is_bound_and_given_back() {
-    // The port is free at first. A program that takes it in between makes the server fail, with an
-    // error that names it.
+    // While `incoming` holds the port, the server fails with an error that names the address. After
+    // that, another program could take the port first, and the server would fail again.
     let (addr, incoming) = listener().await;
     let taken = Server::builder().serve(addr, GreeterServer::new(Hello)).await.unwrap_err();
     let cause = tonic_rdma::Cause::of(&taken);
@@ -119,7 +119,7 @@ async fn an_address_is_bound_and_given_back() {
     let signal = async { drop(stopped.await) };
     let server = Server::builder().serve_with_shutdown(addr, GreeterServer::new(Hello), signal);
     let server = tokio::spawn(server);
-    // Bound at its first poll.
+    // The server binds the address when it is first polled.
     tokio::task::yield_now().await;
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().require_fast_path(true);
     let channel = loop {

@@ -1,4 +1,4 @@
-//! An endpoint of ours that is made from tonic's.
+//! An endpoint of this crate that is made from tonic's endpoint.
 
 use tonic_rdma::{Endpoint, FabricKind, Policy};
 use tonic_rdma_example_services::greeter::HelloRequest;

@@ -1,5 +1,5 @@
-//! A program in which some of `tonic::transport::` were replaced by `tonic_rdma::` compiles,
-//! whichever of the two names it uses in any place.
+//! A program in which `tonic_rdma::` replaces `tonic::transport::` in some paths compiles,
+//! whichever of the two prefixes each path has.
 
 #![allow(dead_code, reason = "it has to compile, and nobody calls it")]
 

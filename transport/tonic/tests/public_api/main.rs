@@ -1,5 +1,5 @@
-//! Compares the public API with `tonic::transport` of the version in Cargo.lock. Each item of
-//! tonic's exists here under the same path below the crate's root, or is in [`DIFFERENCES`] with a
+//! Compares the public API with `tonic::transport` of the version in Cargo.lock. Each of tonic's
+//! items exists here under the same path below the crate's root, or is in [`DIFFERENCES`] with a
 //! reason.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -13,13 +13,13 @@ use std::path::Path;
 use surface::Surface;
 use tonic_rdma_source_rules::packages::source_of;
 
-/// Items of tonic's that this crate lacks, or has with another signature, and why.
+/// tonic's items that this crate lacks, or has with another signature, and why.
 const DIFFERENCES: &[(&str, &str)] = &[];
 
 /// Types that this crate defines. Others are tonic's, and only their names are compared.
 const TYPES: &[&str] = &["Server", "Router", "Endpoint", "Channel", "ResponseFuture", "Change"];
 
-/// Errors in the list of differences, given the items of both.
+/// Returns the differences that are not listed, and the mistakes in the list.
 fn faults(theirs: &Surface, ours: &Surface, listed: &[(&str, &str)]) -> Vec<String> {
     let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
     let mut faults = Vec::new();
@@ -59,7 +59,7 @@ fn what_tonic_has_is_here_or_listed() {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
-/// [`drop_in`] covers all exports of tonic's except the types that are ours.
+/// [`drop_in`] covers all of tonic's exports except the types that are ours.
 #[test]
 fn exports_are_tonics_own_or_listed_as_ours() {
     let name = |key: &str| key.rsplit("::").next().unwrap().to_owned();
@@ -74,7 +74,7 @@ fn exports_are_tonics_own_or_listed_as_ours() {
     }
 }
 
-/// Distinguishes a source with another layout, from which nothing would be read, from an empty one.
+/// If a source had another layout, nothing would be read from it, and no difference would be found.
 #[test]
 fn both_sources_are_read() {
     for (whose, surface) in [("tonic", theirs()), ("tonic-rdma", ours())] {

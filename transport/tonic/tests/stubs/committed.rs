@@ -1,7 +1,7 @@
-//! The committed gRPC code matches the committed proto file. It is committed so that users of the
-//! crate need no compiler for proto files.
+//! The committed gRPC code matches the committed proto file. The code is committed so that users of
+//! the crate need no compiler for proto files.
 //!
-//! To regenerate it after a change to the proto file:
+//! To regenerate the code after a change to the proto file:
 //! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test stubs`.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! The `connect` of stubs from tonic-rdma-build takes the fast path, with every kind of destination
-//! that tonic's accepts.
+//! that tonic's `connect` accepts.
 
 use std::error::Error as _;
 use std::net::SocketAddr;

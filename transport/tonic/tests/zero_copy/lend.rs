@@ -15,7 +15,7 @@ use tonic_rdma::{
 use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 
 const MIB: usize = 1 << 20;
-/// Longer than any event takes that happens at all.
+/// Time limit of waits, longer than any expected event takes.
 const LIMIT_OF_WAITS: Duration = Duration::from_secs(60);
 
 /// The context of an end that borrows what its peer lends.
@@ -172,7 +172,7 @@ async fn the_first_messages_wait_to_be_mapped() {
         let (server, (lent, written)) = (world.server.get(), moved(&world, before));
         assert_eq!((written, server.bytes_sent_write), (0, 0));
         assert!(lent >= len as u64 && server.bytes_sent_lent >= len as u64);
-        // The padding that shows tonic the lengths.
+        // Only small messages, and the padding that shows tonic the lengths, are copied.
         let copied = world.copied();
         assert_eq!(copied.total(), copied.learning + copied.eager, "{copied}");
         drop(given);
@@ -379,7 +379,7 @@ async fn what_is_held_outlives_the_connection() {
     let (pool, seen) = (world.channel.pool(), world.seen.clone());
     drop((client, world));
     let held = std::mem::take(&mut *seen.held.lock().unwrap());
-    // Others fill the pool during that time, but not this buffer.
+    // Other messages use the pool's memory during that time, but not this buffer.
     for _ in 0..100 {
         tokio::task::yield_now().await;
         let Ok(mut other) = pool.try_alloc(MIB) else { continue };
@@ -426,8 +426,8 @@ async fn an_end_that_copies_on_delivery_borrows_nothing() {
     }
 }
 
-/// Nothing is lent unless both programs ask for it. Short messages and those outside the pool never
-/// are.
+/// Nothing is lent unless both programs ask for it. Short messages and messages outside the pool
+/// are never lent.
 #[tokio::test]
 async fn lending_is_asked_for() {
     let lends = || Some(Context::builder().lending(Lending::SameUser).build());
@@ -459,8 +459,8 @@ fn lendable(len: usize, seed: u8) -> LendableMemory {
     buf.freeze()
 }
 
-/// Application memory, filled here or from another's file, sixteen times as much as the pool may
-/// lend, together with messages in pool memory.
+/// Lends application memory, which the test fills or takes from a file: in total sixteen times as
+/// much as the pool may lend. Messages in pool memory are not lent.
 #[tokio::test]
 async fn memory_of_the_application_is_lent_and_nothing_else() {
     for filled_elsewhere in [false, true] {

@@ -69,8 +69,8 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
 #[tokio::test]
 async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     for fabric in Fabric::FAST {
-        // 8 MiB of landing memory. Two messages of 4 MiB do not fit with their headers, and earlier
-        // messages of 1 MiB have fragmented it.
+        // The pool has 8 MiB of landing memory, in which two messages of 4 MiB do not fit with
+        // their headers. Earlier messages of 1 MiB have fragmented this memory.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let small = Blob::of(pooled(&world.channel, MIB, 1).await);
         let large = Blob::of(pattern(4 * MIB, 2).into());
@@ -82,8 +82,8 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
             tokio::join!(echo(&small), echo(&small), echo(&small), echo(&small));
             echo(&large).await;
         }
-        // A reader that does not run for 50 ms makes the others copy, on a busy machine only. So
-        // the clock stands still: it is paused, and never advances while a blocking task runs.
+        // On a busy machine, a reader may not run for 50 ms, and the others would then copy. So the
+        // clock stands still: it is paused, and never advances while a blocking task runs.
         tokio::time::pause();
         let (ends, end) = std::sync::mpsc::channel::<()>();
         let holds_clock = tokio::task::spawn_blocking(move || end.recv());
@@ -98,7 +98,8 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     }
 }
 
-/// Messages that wait for landing memory stay registered when the application drops everything.
+/// Memory stays registered while messages in it wait for landing memory, even if the application
+/// has dropped its [`Registered`](tonic_rdma::Registered).
 #[tokio::test]
 async fn a_registration_lasts_until_the_message_is_written() {
     for fabric in Fabric::FAST {
@@ -166,7 +167,7 @@ async fn what_a_method_costs_until_it_is_known() {
     // Each end knows its codec before its first message, so the field was not moved, and the reply
     // was sent from where the request had landed.
     assert!(in_pool(&world.channel, &reply.data));
-    // Padded once in each direction, at the sender and at the receiver.
+    // The message is padded once in each direction, at the sender and at the receiver.
     let first = world.copied();
     assert!(first.learning.abs_diff(4 * MIB as u64) < 400, "{first:?}");
     assert_eq!(first.total(), first.learning, "{first:?}");
@@ -301,7 +302,7 @@ async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
 async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
     let mut bulk = world.client(Which::Ours);
-    // Ends with a short reply when the last small call was made.
+    // Ends the transfer after the last small call.
     let (last, beside) = tokio::sync::oneshot::channel();
     let transfer = tokio::spawn(async move {
         let last = futures_util::stream::once(async { beside.await.unwrap() });
@@ -399,7 +400,7 @@ async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
     }
 }
 
-/// Such a message takes half of the landing memory of a pool of the default size.
+/// A message of 16 MiB takes a quarter of this pool's landing memory.
 #[tokio::test]
 async fn messages_of_16_mib_land_in_one_piece() {
     for fabric in Fabric::FAST {
@@ -430,7 +431,7 @@ async fn heap_memory_is_copied_once() {
         let before = world.copied();
         client.unary("/test.Blobs/Keep", keep).await.unwrap();
         let copied = world.copied() - before;
-        // Shared memory can be written from any address.
+        // Over shared memory, a WRITE may read from any memory, so nothing is staged.
         let staged = if *fabric == Fabric::Shm { 0 } else { MIB as u64 };
         // The reply has only a few bytes.
         assert!(
@@ -483,7 +484,7 @@ async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
             all == 24 && landed > 2 && landed < 10,
             "{fabric:?}: {landed} of {all} in landing memory"
         );
-        // Once it releases them, nothing more is copied.
+        // Once the receiver releases the messages, nothing more is copied.
         world.seen.held.lock().unwrap().clear();
         let before = world.copied();
         client.unary("/test.Blobs/Keep", Blob::of(data)).await.unwrap();
@@ -507,12 +508,12 @@ async fn bytes_outlive_channel_server_and_pool() {
         let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
         drop(client);
         drop(world);
-        // The pools cannot be reached otherwise.
+        // Nothing else keeps the pools alive.
         assert!(reply.data == data && held.iter().all(|blob| blob.data == data));
     }
 }
 
-/// tonic's limits apply with extracted fields.
+/// tonic's limits also apply to messages whose fields are extracted.
 #[tokio::test]
 async fn limits_are_for_whole_messages() {
     for fabric in Fabric::FAST.iter().chain(&[Fabric::Tcp]) {

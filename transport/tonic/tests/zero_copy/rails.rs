@@ -1,4 +1,4 @@
-//! Messages in the pool of one device that leave by another.
+//! Messages that lie in one device's pool and are sent over another device.
 
 use std::sync::Arc;
 
