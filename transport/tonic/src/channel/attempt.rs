@@ -316,8 +316,9 @@ async fn unless_silent<T>(
     }
 }
 
-/// Whether another rail may work after a rail has failed with this reason. A single lost request
-/// says nothing about its rail.
+/// Whether a failure with this reason may lie in the rail, so that another rail may work. A
+/// time-out before [`SILENCE`] is over says nothing about the rail, because only one request was
+/// sent.
 fn is_of_the_rail(code: ReasonCode, was_silent: bool) -> bool {
     if code == ReasonCode::HandshakeTimeout {
         return was_silent;
@@ -361,12 +362,12 @@ impl Drop for Attempted {
     }
 }
 
-/// Replaces the reason of a path, unless the old reason is more specific.
+/// Records the newest reason for a path, unless the recorded reason is more specific.
 fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
     let says = |reason: &Reason| match (reason.side(), reason.code()) {
         (Side::Local, _) => 0,
-        // The server does not know the ticket, because the ticket was spent before or another
-        // server issued it.
+        // Usually the server does not know the ticket, because the ticket was spent before or
+        // another server issued it.
         (Side::Peer, ReasonCode::HandshakeRejected) => 1,
         (Side::Peer, _) => 2,
     };
@@ -425,7 +426,7 @@ mod tests {
         let waits = || Box::pin(std::future::pending());
         let ended = first_answer(pin!(proving(400, &answered)), &answered, waits).await;
         assert_eq!(ended.unwrap_err().code(), ReasonCode::LargePacketsLost);
-        // The second request was answered, so the first one's end says nothing.
+        // The second request was answered, so the end of the first request says nothing.
         let answered = [AtomicBool::new(false), AtomicBool::new(true)];
         let silent = Err(Reason::new(ReasonCode::HandshakeTimeout, "no answer"));
         let proven = || Box::pin(after(900, Ok(2)));

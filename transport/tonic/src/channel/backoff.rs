@@ -58,7 +58,7 @@ impl Jitter {
 pub(crate) struct Backoff {
     /// Attempts that have failed since the last established fast path.
     failed: u32,
-    /// Consecutive fast paths that were lost before they were [`STABLE`].
+    /// How often the pause after the next loss is doubled.
     lost: u32,
     /// The number of short pauses that are left after the last loss.
     quick: u32,

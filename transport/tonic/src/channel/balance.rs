@@ -24,7 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
 
-/// Capacity of the balancer's queue in calls, the same as tonic's default.
+/// Capacity, in calls, of the queue in front of a balancer. The same as tonic's default.
 const BUFFER_SIZE: usize = 1024;
 
 impl Channel {

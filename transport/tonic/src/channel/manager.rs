@@ -28,7 +28,7 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Pairs of origin and path for which this process has logged a line at INFO. Without this set, a
 /// program that connects for each call would fill the log.
 static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
-/// The set is cleared when it has more pairs than this number.
+/// Number of pairs at which the set is cleared before another pair is added.
 const MAX_TOLD: usize = 1024;
 
 /// The handle to a manager, which all clones of a channel share. Dropping the handle ends the
@@ -158,8 +158,8 @@ async fn maintain(
         };
         log.down(&reason);
         let unreachable = reason.code() == ReasonCode::PeerUnreachable;
-        // The new state drops the last clone of a connection that drains. The connection's driver
-        // then ends the connection.
+        // Replacing the state drops the last client of a connection that drains. The connection's
+        // driver then ends the connection.
         shared.state.send_replace(FastPathState::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

@@ -29,7 +29,7 @@ use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// Default capacity of a channel's queue in calls, as in tonic.
+/// Default capacity, in calls, of the queue in front of a rate limit. The same as in tonic.
 const BUFFER_SIZE: usize = 1024;
 
 type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;

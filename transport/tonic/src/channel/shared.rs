@@ -29,7 +29,7 @@ pub(crate) struct Fast {
 /// | Idle | [`Start`] | Trying |
 /// | Trying | fast path up | Up |
 /// | Trying | the attempt failed, or takes longer than `connect` waits | Down |
-/// | Up | the link is lost, or the peer takes no new calls | Down |
+/// | Up | the connection is lost, takes no new calls or cannot reach its peer for now, and no other rail replaces it | Down |
 /// | Down | the pause is over | Trying, keeping the reason |
 /// | Down | a late attempt succeeded | Up |
 ///

@@ -1,9 +1,9 @@
 //! Bare connections, which carry SENDs and WRITEs without calls for a client's diagnosis to
 //! measure.
 //!
-//! The server serves one bare connection at a time, for [`BARE_LIMIT`] at most, with landing memory
-//! for eight messages. A bare connection needs a ticket and counts towards the limit of
-//! connections, like any other.
+//! The server serves one bare connection at a time, for [`BARE_LIMIT`] at most, and grants it
+//! landing memory for eight WRITEs at a time. A bare connection needs a ticket and counts towards
+//! the limit of connections, like any other.
 
 use tonic_rdma_fabric::bare::{self, BareError, BareLimits};
 use tonic_rdma_fabric::{Incoming, LinkError};

@@ -84,10 +84,10 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Updates `listeners`. If the TCP side's address belongs to a device of the path, one listener
-    /// listens at that address. Otherwise a listener listens at each address of each device. Over
-    /// shared memory, there is one listener. Existing listeners at these addresses stay, and all
-    /// others are closed.
+    /// Updates `listeners`. Over shared memory, there is one listener. On RDMA, if the TCP side's
+    /// address belongs to a device, one listener listens at that address. Otherwise a listener
+    /// listens at each address of each device. Existing listeners that are still needed stay, and
+    /// all others are closed.
     ///
     /// # Errors
     ///
