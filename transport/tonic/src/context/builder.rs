@@ -53,22 +53,22 @@ impl ContextBuilder {
         self
     }
 
-    /// Set which processes on this host may share memory, by the user of each process. Default is
-    /// the process's own user, and root. A client checks its server, and a server its clients.
-    /// Connections that fail the check stay on RDMA or TCP.
+    /// Set which processes on this host may share memory with this process, by the user that each
+    /// process runs as. Default is this process's own user, and root. A client checks its server,
+    /// and a server its clients. Connections that fail the check stay on RDMA or TCP.
     pub fn shm_access(mut self, access: ShmAccess) -> Self {
         self.0.shm_access = access;
         self
     }
 
-    /// Set to which processes on this host messages are lent instead of copied. Default is
-    /// [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory registered with
-    /// [`Context::register_lendable`](crate::Context::register_lendable). The setting concerns
-    /// messages that this process sends over shared memory to peers whose program has turned
-    /// [`borrowing`](Self::borrowing) on.
+    /// Set which processes on this host may borrow messages, which are then lent instead of copied.
+    /// Default is [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory
+    /// registered with [`Context::register_lendable`](crate::Context::register_lendable). The
+    /// setting concerns messages that this process sends over shared memory to peers whose program
+    /// has turned [`borrowing`](Self::borrowing) on.
     ///
-    /// The peer reads a lent message in place, so no byte of the message is copied. A message can
-    /// be lent if a field of type `bytes` of at least 32 KiB is a buffer of
+    /// The peer reads the long field of a lent message in place, so this field is not copied. A
+    /// message can be lent if a field of type `bytes` of at least 32 KiB is a buffer of
     /// [`Channel::pool`](crate::Channel::pool), and the rest of the message has at most 4 KiB. The
     /// buffer returns to the pool when the reader has dropped the last slice of the buffer. At most
     /// three quarters of the pool's memory for sending are lent at a time. Further messages are

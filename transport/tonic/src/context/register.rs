@@ -65,10 +65,11 @@ impl Context {
     /// fields in place.
     ///
     /// The memory is a separate file, which the borrowing processes map read-only and **whole**.
-    /// These processes see all of this memory and no other memory: with
-    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
-    /// lends only memory that was registered with this method. All of the memory may be lent at the
-    /// same time. The memory stays registered until the last reader has dropped it.
+    /// These processes see all of this memory. If
+    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) is set to false, they see no
+    /// other memory, because the context then lends only memory that was registered with this
+    /// method. All of the memory may be lent at the same time. The memory stays registered until
+    /// the last reader has dropped it.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,5 +1,5 @@
-//! Connects an endpoint: the TCP side, and the channel over it. Also sets whether the fast path is
-//! used, over which fabrics, and how long to wait for it.
+//! Connects an endpoint: the TCP side, and the channel over it. Also has the settings for policy,
+//! fabrics and time limit of the fast path.
 
 use std::future::Future;
 use std::io;

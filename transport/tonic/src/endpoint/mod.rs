@@ -225,7 +225,7 @@ impl Endpoint {
         self
     }
 
-    /// Capacity in calls of the queues in front of the TCP connection and of the rate limit.
+    /// Capacity, in calls, of the queues in front of the TCP connection and of the rate limit.
     /// Default is 1024.
     ///
     /// # Panics
@@ -366,7 +366,7 @@ impl Endpoint {
     /// in turn. A channel connects over the other devices once calls overlap that transfer bulk (64
     /// KiB or more in one piece). From then on, a call that transfers bulk goes to the rail with
     /// the fewest calls in flight, and any other call to the first rail. Each connection pins 8 KiB
-    /// at both ends when idle. Each device has its own pool. Memory of another device's pool is
+    /// at each end when idle. Each device has its own pool. Memory of another device's pool is
     /// registered when a message in that memory is first sent. The first message is copied once
     /// ([`Copied::staging`](crate::Copied::staging)). Further messages are also copied if the
     /// memlock limit leaves no room for the registration.
