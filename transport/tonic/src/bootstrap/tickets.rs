@@ -127,8 +127,8 @@ impl Tickets {
         let ticket = Ticket(bytes);
         let mut table = self.lock();
         // Remove expired tickets, because a client that sent a second request leaves a ticket
-        // unused, with its certificates. Unless the table is full, search only once in each
-        // lifetime, so that many Offers at a time do not all search.
+        // unused, and the ticket holds the client's certificates. Unless the table is full, search
+        // only once in each lifetime, so that many Offers at a time do not all search.
         let is_full = table.live.len() >= self.capacity;
         if is_full || table.next_search.is_none_or(|next| next <= now) {
             table.expire(now);

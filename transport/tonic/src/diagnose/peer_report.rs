@@ -84,8 +84,8 @@ pub enum Direction {
 }
 
 /// Rates of the same transfer over each way, in operations per second. An operation is a call, a
-/// WRITE, or a SEND that is answered by a SEND. With one operation in flight, the differences
-/// between durations are the costs of the layers in between.
+/// WRITE, or a SEND that is answered by a SEND. With one operation in flight, the difference
+/// between the durations with and without calls is the cost of the layers that only calls pass.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

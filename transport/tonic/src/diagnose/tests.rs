@@ -656,7 +656,7 @@ async fn a_peer_is_walked_to_and_measured_by_both_paths() {
 async fn a_path_that_fails_under_calls_is_told() {
     let world = World::new();
     let serving = world.serve().await;
-    // Enough for a connection and a first call, but no more.
+    // 24 work requests are enough for a connection and a first call, but for no more.
     world.client.kill_links_after(Some(24));
     let asked = diagnose().peer(world.endpoint(&serving)).await.unwrap();
     assert!(!asked.rdma);

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write};
 
-/// The kind of cause. Codes are stable, so programs can match on them and alerts can use them.
-/// [`cure`](ReasonCode::cure) says what to do.
+/// The kind of cause for which calls go over TCP. Codes are stable, so programs can match on them
+/// and alerts can use them. [`cure`](ReasonCode::cure) says what to do.
 ///
 /// Every decision for TCP has a code, is logged once with its cure, and is available from
 /// [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) returns the form in logs
@@ -41,7 +41,8 @@ pub enum ReasonCode {
     NoRoute,
     /// The fast path was not established in time.
     HandshakeTimeout,
-    /// The peer refused the Offer, the ticket or the connection.
+    /// The peer refused the Offer, the ticket or the connection, or its answer makes no sense, or
+    /// the hook of [`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata) failed.
     HandshakeRejected,
     /// The two sides have no version of the control protocol in common.
     VersionMismatch,
@@ -78,9 +79,9 @@ pub enum ReasonCode {
     PeerUnreachable,
     /// One end has reached its limit of concurrent connections, handshakes or Offers.
     LimitReached,
-    /// One end's process or host has reached a limit of descriptors, address space, or the length
-    /// of files. So this end cannot make a connection, or has no memory for long messages to land
-    /// in. The text names the system or library function that failed, and its error.
+    /// One end's process or host has reached a limit of descriptors, threads, address space, or the
+    /// length of files. So this end cannot make a connection, or has no memory for long messages to
+    /// land in. The text names the system or library function that failed, and its error.
     ProcessLimit,
     /// The path carries short packets but loses packets of full length, because the MTU of an end
     /// or a switch is too small. Calls with more bytes than a packet holds would fail.

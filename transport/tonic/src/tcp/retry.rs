@@ -338,7 +338,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// Records a frame that is being sent. Returns false if the frame would exceed the limit.
+    /// Records a frame that is being sent. Returns false if too many bytes are kept already.
     fn record(&mut self, frame: &Bytes, is_first: bool) -> bool {
         if self.bytes - self.last > MAX_KEPT {
             return false;

@@ -41,8 +41,8 @@ const LOSSES: [&[&str]; 6] = [
         "seq_err_naks_rcvd",
         "to_retransmits",
     ],
-    // irdma: the names for adapters before the third generation and of the third generation, and
-    // the names before Linux 6.18.
+    // irdma: the names for adapters of the third generation, those for earlier adapters, and those
+    // before Linux 6.18.
     &[
         "CRC errors",
         "InProtoErrors",

@@ -5,14 +5,14 @@
 //! | `roce-mtu` | a RoCE port sends packets of 1024 bytes or fewer, because of its interface's MTU |
 //! | `roce-v1` | a RoCE port connects by version 1, whose packets do not reach ends that use version 2 |
 //! | `sleep-states` | a processor may sleep so deeply that it wakes more slowly than a small call takes |
-//! | `one-processor` | a device with several interrupt vectors interrupts only one processor |
+//! | `one-processor` | a device with several interrupt vectors interrupts almost only one processor |
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
 //! | `user-access-regions` | queue pairs on an mlx5 device share the library's default number of doorbells |
 //! | `rdma-cgroup` | a control group limits its processes' objects on a device |
 //! | `pcie-link` | a device's PCI Express link carries less than its ports, and less than it could |
 //! | `traffic-class` | RoCE connections get a type of service that depends on their port |
 //! | `arp-flux` | interfaces of two devices are in one subnet, and one interface answers for both |
-//! | `losses` | counters of lost or marked packets grew while a peer was measured |
+//! | `losses` | counters of lost, repeated or marked packets grew while a peer was measured |
 
 mod losses;
 mod network;
@@ -227,7 +227,7 @@ fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
 }
 
 /// A hint if a device's link runs slower than the device can, and carries less than all active
-/// ports in its slot together.
+/// ports in the device's slot together.
 fn pcie_link(files: &SystemFiles, devices: &[Device], device: &Device) -> Option<Hint> {
     let link = device.pcie.filter(|link| link.is_reduced())?;
     let address = pci_address(files, device)?;

@@ -15,8 +15,8 @@ const MASK: usize = 7;
 /// is a default route.
 const NONE: &str = "00000000";
 
-/// A hint if interfaces of RDMA devices are in one subnet and one interface answers for all of
-/// them (ARP flux). librdmacm's documentation names the settings.
+/// A hint if interfaces of RDMA devices are in one subnet and one interface answers for all of them
+/// (ARP flux). librdmacm's documentation names the settings that prevent this.
 pub(super) fn arp_flux(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     let routes = files.read("/proc/net/route")?;
     let mut subnets: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();

@@ -133,7 +133,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     }
 }
 
-/// Fills a part of the block with random bytes, and returns them.
+/// Fills a part of the link's block with random bytes, and returns these bytes.
 fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Result<Vec<u8>, Reason> {
     let mut bytes = vec![0; len];
     getrandom::fill(&mut bytes).map_err(no_randomness)?;

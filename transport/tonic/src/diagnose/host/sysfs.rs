@@ -211,7 +211,8 @@ fn lanes(text: &str) -> Option<u32> {
 impl PcieLink {
     /// Approximate payload in Gb/s that the link carries in each direction.
     pub(in crate::diagnose) fn gbit_s(&self) -> f64 {
-        // The encoding of the lane, and the share of payload in packets of 256 bytes.
+        // `code` is the share of data in the lane's encoding, and 0.9 is the share of payload in
+        // packets of 256 bytes.
         let code = if self.gt_s > 5.0 { 128.0 / 130.0 } else { 0.8 };
         self.gt_s * f64::from(self.lanes) * code * 0.9
     }

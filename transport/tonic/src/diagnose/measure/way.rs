@@ -120,7 +120,7 @@ where
         Ok(began.elapsed())
     }
 
-    /// Makes calls, `in_flight` at a time.
+    /// Makes `count` calls, `in_flight` at a time.
     async fn calls(
         &self,
         up: usize,
