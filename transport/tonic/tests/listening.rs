@@ -354,7 +354,7 @@ async fn durations(tally: &Tally, fabric: Fabric) {
     for role in ["client", "server"] {
         until("an error is told", || told(role, "UNIMPLEMENTED", true) == 1).await;
     }
-    // More than the server may send ahead of the reader.
+    // The stream is longer than what the server may send ahead of the reader.
     let endless =
         Blob { number: u64::from(u32::MAX), data: vec![1; 4096].into(), ..Blob::default() };
     let mut unread = client.down(endless).await.unwrap();

@@ -14,7 +14,7 @@ use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{Channel, Context, PoolConfig};
 
 const MIB: usize = 1 << 20;
-/// Longer than any standing grant, so each message requests memory.
+/// A length above that of any standing grant, so each message of this length requests memory.
 const REQUESTED: usize = 3 * MIB;
 
 /// A server and a client that request these alignments.

@@ -176,12 +176,12 @@ impl Seen {
 /// | method | kind | answer |
 /// |---|---|---|
 /// | Echo | unary | the blob |
-/// | Up | client streaming | the last blob, its number the count of all |
+/// | Up | client streaming | the last blob, with the count of all blobs as its number |
 /// | Down | server streaming | the blob, as often as its number says |
 /// | Chat | bidirectional | each blob |
 /// | Keep | unary | an empty blob; the handler keeps its argument |
 /// | Put | unary | an empty blob; the handler drops its argument |
-/// | Forward | unary | what another server echoes |
+/// | Forward | unary | the echo of another server |
 /// | Behind | unary | the blob, after a call within the process to a service with our codec |
 /// | Give | unary | as many bytes as the number says, in pool memory |
 /// | Text | unary | decodes a [`Text`] |
@@ -532,7 +532,7 @@ impl World {
     }
 }
 
-/// A buffer of the channel's pool, frozen.
+/// Fills a buffer of the channel's pool with a pattern, and freezes the buffer.
 pub async fn pooled(channel: &Channel, len: usize, seed: u8) -> Bytes {
     let mut buf = channel.pool().alloc(len).await.unwrap();
     buf.put_slice(&pattern(len, seed));

@@ -45,7 +45,7 @@ async fn greet(channel: &Channel) -> Result<String, Status> {
 
 const BOTH: [(Policy, Path); 2] = [(Policy::Require, Path::Shm), (Policy::Off, Path::Tcp)];
 
-/// The connection exists when the stream ends.
+/// The connection is established before the stream ends.
 #[tokio::test]
 async fn connections_keep_their_path() {
     for (policy, path) in BOTH {

@@ -1,5 +1,4 @@
-//! `Server::serve` and its variants take a service as tonic's do, and add the offer of the fast
-//! path.
+//! `Server::serve` and its variants take a service, like tonic's methods, and add the Offer to it.
 
 use std::net::SocketAddr;
 

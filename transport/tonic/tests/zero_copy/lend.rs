@@ -297,7 +297,7 @@ async fn a_reader_behind_a_proxy_sees_only_what_is_sent_to_it() {
 async fn what_a_reader_keeps_is_not_lent_twice() {
     let world = lending(Which::Ours).await;
     let mut client = world.client(Which::Ours);
-    // 16 MiB for sending, of which twelve may be lent.
+    // The pool has 16 MiB for sending, of which 12 MiB may be lent.
     let data = pooled(&world.channel, MIB, 1).await;
     learnt(&world, &mut client, &data).await;
     let before = world.channel.stats();

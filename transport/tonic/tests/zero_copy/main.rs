@@ -103,7 +103,7 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
 #[tokio::test]
 async fn a_registration_lasts_until_the_message_is_written() {
     for fabric in Fabric::FAST {
-        // Room for one message of 4 MiB at a time, so the others wait.
+        // The pool has room for one message of 4 MiB at a time, so the others wait.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let learn = Blob::of(pooled(&world.channel, MIB, 1).await);
         for _ in 0..2 {
@@ -278,8 +278,8 @@ async fn every_place_where_bytes_may_be() {
 }
 
 /// Checks that in one of a few tries at most `most` bytes are copied while a small call is made.
-/// The check depends on timing, which varies on a busy machine. Without the mechanism, each try
-/// copies 8 MiB.
+/// The check depends on timing, which varies on a busy machine. If long copies did not pause for
+/// small calls, each try would copy 8 MiB.
 async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     let mut seen = Vec::new();
     for _ in 0..TRIES {
