@@ -52,7 +52,7 @@ fn count(lines: &[String], words: &[&str]) -> usize {
 async fn the_frames_of_a_call_are_seen_at_both_ends() {
     let lines = trace_of_a_call("tonic_rdma::frames=trace", b"a secret of the payload").await;
     for direction in ["sent", "received"] {
-        // A request, and a response with its trailers.
+        // The call has one request, and one response with trailers.
         let end = |frame| count(&lines, &[direction, frame, "stream=1", "END"]);
         assert_eq!((end("HEADERS"), end("DATA")), (1, 1), "{direction}: {lines:#?}");
         assert_eq!(count(&lines, &[direction, "HEADERS", "stream=1", "block="]), 3, "{lines:#?}");

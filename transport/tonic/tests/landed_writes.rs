@@ -304,7 +304,7 @@ where
     A: Future<Output = BTreeMap<String, usize>>,
 {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
-    // The panic hook is shared by the process.
+    // Run one attack at a time, because the whole process shares the panic hook.
     static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _one = ONE.lock().await;
     let contexts = [Some(Context::builder().borrowing(true).build()), None];
@@ -436,7 +436,7 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     let mut payload = Payload::new();
     let mut head = BytesMut::new();
     head.put_u8(0);
-    // The tag and the length of the field.
+    // The four bytes are the tag and the length of the field.
     head.put_u32(LEN as u32 - 1000 + 4);
     head.extend([0x0a, 0xb8, 0x92, 0x0c]);
     payload.push(head.freeze(), true);

@@ -27,7 +27,7 @@ async fn nothing_is_kept(after: &str) {
             "{} messages are kept after {after}",
             pending_messages()
         );
-        // The table has no notification.
+        // Poll, because the table of pending messages has no notification.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -88,7 +88,7 @@ async fn nothing_is_kept_however_calls_end() {
         let (world, blob) = known(*fabric).await;
         let mut client = world.client(Which::Ours);
 
-        // Two streams that are read alternately, each with its own bytes.
+        // Read two streams alternately, each with its own bytes.
         let others: Vec<Blob> =
             [2, 3].iter().map(|seed| Blob::of(common::pattern(LEN, *seed).into())).collect();
         let mut streams = Vec::new();
@@ -116,7 +116,7 @@ async fn nothing_is_kept_however_calls_end() {
         }
         nothing_is_kept("calls that were cancelled").await;
 
-        // A body whose placeholder no decoder reads.
+        // Take a body whose placeholder no decoder reads.
         let mut response = raw_down(&world, &blob).await;
         let frame = std::future::poll_fn(|cx| {
             http_body::Body::poll_frame(std::pin::Pin::new(response.body_mut()), cx)
@@ -146,7 +146,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(down);
         nothing_is_kept("decoding on other threads").await;
 
-        // Data that cannot be decoded, because it is not text.
+        // Send data that cannot be decoded, because it is not text.
         let mut client = world.client(Which::Ours);
         for _ in 0..3 {
             let data = Bytes::from(vec![0xff; LEN]);
@@ -154,7 +154,7 @@ async fn nothing_is_kept_however_calls_end() {
             assert_eq!(status.code(), Code::Internal, "{status}");
             assert!(status.message().contains("UTF-8"), "{status}");
         }
-        // Then text, so that the server learns the method.
+        // Then send text, so that the server learns the method.
         for _ in 0..2 {
             client.unary("/test.Blobs/Text", Blob::of(vec![b'x'; LEN].into())).await.unwrap();
         }
@@ -177,7 +177,7 @@ async fn nothing_is_kept_however_calls_end() {
         }
         nothing_is_kept("forged stand-ins").await;
 
-        // The server ends during its calls.
+        // End the server during its calls.
         let mut down = client.down(Blob { number: 1000, ..blob.clone() }).await.unwrap();
         down.message().await.unwrap().unwrap();
         drop(world);

@@ -97,7 +97,8 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
                 calls(&world.client(Which::Ours), &data, in_flight).await;
                 for (end, now) in long_writes(&world).into_iter().enumerate() {
                     let (all, in_phase) = (now.0 - before[end].0, now.1 - before[end].1);
-                    // One in each direction, then one up and two down, then two up and one down.
+                    // Each round sends one message in each direction, then one up and two down,
+                    // then two up and one down.
                     let messages = (4 * 4 * in_flight) as u64;
                     assert!(all >= messages, "end {end}: {all}");
                     assert_eq!(in_phase, all, "end {end}: {align} {in_flight} {len}");

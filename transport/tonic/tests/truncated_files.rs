@@ -55,7 +55,7 @@ async fn until_it_fails(fabric: Fabric, world: &World, content: &[u8], len: usiz
     let codes = [Code::FailedPrecondition, Code::Unavailable, Code::Unknown, Code::Internal];
     assert!(codes.contains(&failed.code()), "{failed:?}");
     if registered.is_truncated() {
-        // From now on only the call fails, and the error names the cause.
+        // From now on only calls with this memory fail, and the error names the cause.
         let failed = client.echo(Blob::of(part.clone())).await.unwrap_err();
         match fabric {
             // tonic's own client reports an encoder's error without its text.

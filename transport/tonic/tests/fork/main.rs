@@ -109,7 +109,7 @@ fn channels_and_servers_of_a_child_work_over_shared_memory() {
                 let channel = required(addr).connect().await.unwrap();
                 assert_eq!(channel.path().path, Path::Shm);
                 calls(channel).await;
-                // A server, and a channel to it.
+                // Make a server, and a channel to it.
                 let world = World::new(Fabric::Shm, Which::Ours).await;
                 calls(world.channel.clone()).await;
             });
@@ -131,7 +131,7 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
         let stream = client.down(Blob { number: 64, ..data.clone() }).await.unwrap();
         (received, stream, pooled(&channel, MIB, 5).await)
     });
-    // A call in flight, which ends with its request.
+    // Begin a call that ends with its request.
     let (end, ended) = tokio::sync::oneshot::channel();
     let request = futures_util::stream::once(async { ended.await.unwrap() });
     let mut caller = Client::new(channel.clone(), Which::Ours, LIMIT);

@@ -90,7 +90,7 @@ async fn all_are_dead() {
     second.bind(any()).unwrap();
     let addrs = [first.local_addr().unwrap(), second.local_addr().unwrap()];
     for policy in [Policy::Off, Policy::Auto] {
-        // Every call fails, and none waits for a pause: so many pauses would take too long.
+        // Every call fails, and none waits for a pause, because 2,000 pauses would take too long.
         let channel = Channel::balance_list(endpoints(&addrs, policy));
         assert_eq!(failures(channel, 2000).await, 2000);
     }

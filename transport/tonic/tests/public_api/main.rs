@@ -16,7 +16,7 @@ use tonic_rdma_source_rules::packages::source_of;
 /// tonic's items that this crate lacks, or has with another signature, and why.
 const DIFFERENCES: &[(&str, &str)] = &[];
 
-/// Types that this crate defines. Others are tonic's, and only their names are compared.
+/// Types that this crate defines. All other types are tonic's, and only their names are compared.
 const TYPES: &[&str] = &["Server", "Router", "Endpoint", "Channel", "ResponseFuture", "Change"];
 
 /// Returns the differences that are not listed, and the mistakes in the list.

@@ -447,7 +447,7 @@ async fn lending_is_asked_for() {
     assert_eq!(world.channel.stats().bytes_sent_lent, 0);
 }
 
-/// A context that lends, but not its pool's memory.
+/// A context that lends registered memory, but not its pool's memory.
 fn own_memory_only(lending: Lending) -> Context {
     let pool = PoolConfig::default().total(64 << 20);
     Context::builder().pool(pool).lending(lending).lend_pool(false).build()
@@ -481,7 +481,7 @@ async fn memory_of_the_application_is_lent_and_nothing_else() {
         let pool = world.channel.pool();
         until_lent(&world, &mut client, &table.bytes()).await;
         let (before, copied) = (world.channel.stats(), world.copied());
-        // 192 MiB at a time, although the pool has only 16 MiB for sending.
+        // Lend 192 MiB at a time, although the pool has only 16 MiB for sending.
         for n in 0..24 {
             let blob = Blob::of(table.slice(n * 64..));
             client.unary("/test.Blobs/Keep", blob).await.unwrap();

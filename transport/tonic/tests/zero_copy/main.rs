@@ -378,7 +378,7 @@ async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
             for (copied, codec) in copied.iter().zip([client_codec, server_codec]) {
                 match codec {
                     Which::Ours => assert_eq!(*copied, Copied::default(), "{fabric:?}"),
-                    // Eight messages in and eight out, each copied completely by the codec.
+                    // The codec copies eight messages in and eight messages out, each completely.
                     Which::Plain => {
                         let payload = 16 * MIB as u64;
                         assert!(
@@ -453,12 +453,12 @@ async fn over_tcp_it_saves_the_copy_of_the_encoder() {
     assert_eq!(client.echo(blob.clone()).await.unwrap(), blob);
     let copied = world.copied() - before;
     assert_eq!((copied.plain_codec, copied.learning, copied.staging), (0, 0, 0), "{copied:?}");
-    // tonic joins what hyper receives.
+    // tonic joins the frames that hyper receives.
     assert!(copied.joined > 2 * MIB as u64);
-    // Pool buffers work without a branch.
+    // Pool buffers also work over TCP, so a program needs no branch.
     let pooled = pooled(&world.channel, MIB, 5).await;
     assert_eq!(client.echo(Blob::of(pooled.clone())).await.unwrap().data, pooled);
-    // The plain codec is counted separately.
+    // Copies by the plain codec are counted separately.
     let before = world.copied();
     world.client(Which::Plain).echo(blob).await.unwrap();
     assert!((world.copied() - before).plain_codec >= MIB as u64);
@@ -594,7 +594,7 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
                 (if at_server { 0 } else { 8 }, 8),
                 "{fabric:?}: fields in landing memory"
             );
-            // Eight messages in each direction, with a few bytes around each.
+            // Each end receives eight messages, with a few bytes around each field.
             for (copies, copied) in [(at_client, client), (at_server, server)] {
                 let expected = if copies { 8 * MIB as u64 } else { 0 };
                 assert!(

@@ -259,7 +259,7 @@ async fn flight_client_works_over_a_channel_of_this_crate() {
 async fn each_client_works_with_each_server() {
     let world = World::fast(64 * MIB).await;
     let sent: Vec<_> = (0..2).map(mixed).collect();
-    // This crate's client with a stock server.
+    // Use this crate's client with a stock server.
     let addr = stock_server().await;
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
     let stock = World { channel: endpoint.connect().await.unwrap(), server: world.server.clone() };
