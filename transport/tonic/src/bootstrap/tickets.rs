@@ -350,7 +350,7 @@ mod tests {
             flooded.push_back(issue(flood));
             assert!(lost(&flooded.pop_front().unwrap()));
         }
-        // Others take from the flood, oldest first.
+        // Other connections take tickets from the flood, the oldest first.
         let good = issue(late);
         assert!(lost(&flooded.pop_front().unwrap()));
         for ticket in rails.iter().chain([&good]).chain(&flooded) {

@@ -262,8 +262,7 @@ impl Channel {
     }
 
     /// Waits until the path differs from the path that this method last returned on this clone, and
-    /// returns the new path. The first call compares with the path that the channel had when the
-    /// program received it.
+    /// returns the new path. The first call compares with the path that the channel had at first.
     ///
     /// # Cancel safety
     ///

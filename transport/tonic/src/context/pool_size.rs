@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(landing(&sized(one_knob.clone(), None, machine)), (2048, 1024, HugePages::Off));
         assert_eq!(landing(&sized(two.clone(), None, machine)), (2048, 1280, HugePages::Off));
         assert_eq!(landing(&sized(set.clone(), None, machine)), (3072, 1280, HugePages::Off));
-        // The operator's size, in the program's proportions.
+        // The operator's size replaces the total, and the parts keep the program's proportions.
         let operator = Some(512 << 20);
         assert_eq!(landing(&sized(one_knob, operator, machine)), (512, 256, HugePages::Off));
         assert_eq!(landing(&sized(two, operator, machine)), (512, 320, HugePages::Off));

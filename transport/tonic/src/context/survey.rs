@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_is_not_kept() {
-        // The error is EACCES. A change of the device files' modes would end it, and nothing
+        // The error is EACCES. A change of the device files' modes would end the error, and nothing
         // reports such a change.
         let host = Host::new();
         host.unopened.set(Some(13));

@@ -472,7 +472,7 @@ fn no_connection_manager() {
 
 #[test]
 fn the_memlock_cure_is_the_one_for_where_the_process_runs() {
-    // A pool of 64 MiB and a margin of a quarter, rounded up.
+    // A pool of 64 MiB and a margin of about a quarter of a MiB, rounded up to whole MiB.
     let bytes = 65 << 20;
     let system = System::new();
     let found = system.findings(ReasonCode::Memlock);

@@ -76,7 +76,7 @@ pub(crate) struct EndpointSettings {
     /// The path of the Unix socket, if the address is a Unix socket. tonic's endpoint has no getter
     /// for the path.
     pub(crate) unix_socket: Option<Arc<str>>,
-    /// Whether tasks of calls may be reused, because the TCP side's executor is tokio's.
+    /// Whether the TCP side's executor is tokio's, so that tasks of calls may be reused.
     pub(crate) reuses_tasks: bool,
     /// Counters to which the channel adds. A balanced channel has one set of counters for all its
     /// endpoints.

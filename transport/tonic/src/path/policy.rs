@@ -351,8 +351,8 @@ fn is_device_name(name: &str) -> bool {
 /// that is offered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Plaintext {
-    /// Whether this end is set up for TLS. Even without this setting, single connections may be
-    /// known to use TLS.
+    /// Whether this end is set up for TLS. Even if it is not, some of its connections may be known
+    /// to use TLS.
     pub(crate) tls: bool,
     /// Whether the program has set `plaintext_rdma`.
     pub(crate) agreed: bool,

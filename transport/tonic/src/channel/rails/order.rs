@@ -280,7 +280,7 @@ mod tests {
         assert_eq!((front, behind), (vec!["c1 s1".to_owned()], vec!["route s0".to_owned()]));
         // A named device is used, whatever the kernel routes.
         assert_eq!(told_with(&far, &CLIENT[..1], &[all[3]], true, 0).0, ["c0 s0"]);
-        // Neighbours come first.
+        // Rails within one network come first.
         let mixed = [("10.9.0.1", "s0"), ("10.0.0.2", "s1")];
         let routed = [(CLIENT[0].0, mixed[0].0), (CLIENT[1].0, mixed[0].0)];
         let (front, behind) = told_with(&mixed, &CLIENT, &routed, false, 0);

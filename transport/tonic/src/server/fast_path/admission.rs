@@ -77,7 +77,7 @@ impl ConnectionLimits {
     }
 }
 
-/// Counts as a handshake in progress until dropped.
+/// The permits of a handshake, which counts as in progress until this struct is dropped.
 pub(super) struct Turn {
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
