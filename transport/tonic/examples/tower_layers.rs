@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(router.serve_with_incoming(incoming));
     let request = || HelloRequest { name: "alice".into() };
 
-    // The stub's interceptor also applies to the Offer.
+    // Run the stub's interceptor on the Offer as well.
     let channel = Endpoint::from_shared(url.clone())?.offer_interceptor(bring).connect().await?;
     // The client's own layers wrap the channel, as they would wrap tonic's channel.
     let layered = ServiceBuilder::new()

@@ -225,7 +225,7 @@ impl Explain<'_> {
         self.d.modules.iter().find(|module| module.name == name)
     }
 
-    /// The first of these modules that is missing.
+    /// Returns the first of the modules `names` that is missing.
     fn missing<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
         let is_missing =
             |name: &&&str| self.module(name).is_some_and(|m| m.state == ModuleState::Missing);

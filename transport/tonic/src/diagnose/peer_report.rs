@@ -18,14 +18,16 @@ pub struct Peer {
     pub offered: Vec<Offered>,
     /// Fabrics that the server does not offer, or that this side cannot use, with the reasons.
     pub refused: Vec<Refused>,
-    /// The path that a channel takes. `None` if even the TCP connection failed.
+    /// The path that a channel takes. `None` if the TCP connection failed, or if a required fast
+    /// path is not available.
     pub path: Option<Path>,
     /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
     /// The payload of the path's longest packet in bytes, as in [`PathInfo`](crate::PathInfo). If
     /// this value is less than the MTU of this host's port, the server's port has the smaller MTU.
     pub path_mtu: Option<u32>,
-    /// The reason for TCP, if the path is TCP.
+    /// The reason for TCP, if the path is TCP, or the reason why a required fast path is not
+    /// available.
     pub reason: Option<Reason>,
     /// The error if the server cannot be reached over TCP either.
     pub error: Option<String>,

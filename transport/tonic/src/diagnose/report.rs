@@ -58,7 +58,7 @@ pub struct Hint {
     pub device: Option<String>,
     /// A description of the condition, with details.
     pub what: String,
-    /// Alternative cures, of which one suffices.
+    /// Cures, in the order in which to try them. In most cases one suffices.
     pub cures: Vec<Cure>,
 }
 
@@ -75,7 +75,8 @@ pub struct Finding {
     pub device: Option<String>,
     /// A description of the problem, with details.
     pub what: String,
-    /// Alternative cures, of which one suffices. The first is for this system.
+    /// Cures, in the order in which to try them. In most cases one suffices. The first is for this
+    /// system.
     pub cures: Vec<Cure>,
 }
 

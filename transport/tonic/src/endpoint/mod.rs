@@ -149,9 +149,8 @@ impl Endpoint {
 
     /// Set a custom user-agent header (both paths).
     ///
-    /// On either path, tonic's own `tonic/x.y.z` is appended. A server of another version does not
-    /// tell the client what tonic appends, so on the fast path to such a server `tonic-rdma/x.y.z`
-    /// is appended.
+    /// On either path, tonic's own `tonic/x.y.z` is appended. If the server's version does not tell
+    /// the client what tonic appends, `tonic-rdma/x.y.z` is appended on the fast path instead.
     ///
     /// # Errors
     ///
