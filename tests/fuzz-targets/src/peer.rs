@@ -418,7 +418,8 @@ impl Side {
         let pending = self.conn.pending();
         let (lent, borrowed) = self.conn.leases();
         assert!(lent <= self.lent.len() && borrowed <= self.borrowed.len(), "{lent} {borrowed}");
-        assert!(pending.streams <= 5, "{pending:?}");
+        let waiting = self.opened.iter().filter(|id| self.conn.is_waiting(**id)).count();
+        assert!(pending.streams - waiting <= 5, "{pending:?}, {waiting} of them wait");
         assert!(
             pending.grants <= self.out.len(),
             "{pending:?}: the peer holds memory that nobody gave"
