@@ -17,14 +17,14 @@ impl Connection {
     /// streams have ended. Streams begin in the order in which they were opened.
     ///
     /// # Errors
-    /// [`SendError::GoingAway`], [`SendError::HeadersTooLong`], [`SendError::IdsUsedUp`]. On an
-    /// error the connection is unchanged.
+    /// [`SendError::GoingAway`], [`SendError::HeadersTooLong`]. On an error the connection is
+    /// unchanged.
     pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
         if self.life.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);
         }
         check_block(&block, &self.terms.peer)?;
-        let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
+        let (id, key) = self.streams.open().ok_or(SendError::GoingAway)?;
         self.streams[key].send.peer_names = self.peer_grants.names_requests();
         self.timers.heartbeat.rouse();
         self.push_headers(key, block, end);

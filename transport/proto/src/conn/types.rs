@@ -258,7 +258,7 @@ pub enum SendError {
     #[error("stream is closed for sending")]
     Closed,
     /// No stream can be opened: one of the sides is going away, the connection is closing or
-    /// closed, or this side is the server.
+    /// closed, all stream ids (2^32 - 1) are used, or this side is the server.
     #[error("the peer takes no new streams")]
     GoingAway,
     /// A header block exceeds the limit.
@@ -269,9 +269,6 @@ pub enum SendError {
         /// Maximum length in bytes.
         limit: u32,
     },
-    /// All stream ids (2^32 - 1) are used; the connection must be replaced.
-    #[error("stream ids are used up")]
-    IdsUsedUp,
 }
 
 /// Counters of one connection, since its start.
