@@ -87,12 +87,13 @@ pub fn seeds(
                 }
             }
         });
-        for worker in workers {
-            // If the runner itself has panicked, the panic hook has already printed the panic.
-            let _ = worker.join();
-        }
+        let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         done.store(true, SeqCst);
         watchdog.thread().unpark();
+        // A run that fails is a result. A panic here is one of the runner itself.
+        for end in ends {
+            end.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
     });
     figures.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
