@@ -44,11 +44,13 @@ pub(crate) fn begin(
     let end = out.is_empty();
     match state.conn.send_headers(stream.id, block, end) {
         Ok(()) => {}
-        // Send nothing, because the client has given up the call.
-        Err(SendError::Closed) => return None,
         Err(error) => {
             drop(state);
-            refuse(stream, Status::resource_exhausted(error.to_string()));
+            // Send nothing if the client has given up the call.
+            if error != SendError::Closed {
+                refuse(stream, Status::resource_exhausted(error.to_string()));
+            }
+            out.resume_panic();
             return None;
         }
     }
