@@ -404,7 +404,9 @@ impl Endpoint {
 impl From<tonic::transport::Endpoint> for Endpoint {
     /// Takes over the settings of the TCP side. A timeout, limit or user agent that is set on `tcp`
     /// applies only on the TCP path, so set these values on the result instead. The local address
-    /// is not taken over, so set the local address on the result as well.
+    /// is not taken over, so set the local address on the result as well. Nor is the path of a Unix
+    /// socket: the result of an endpoint with a `unix:` address connects to the host `tonic`, so
+    /// make such an endpoint with [`Endpoint::from_shared`].
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: EndpointSettings::default() }
     }

@@ -21,3 +21,10 @@ async fn the_user_agent_of_tonics_endpoint_applies_to_tcp() {
         assert_eq!(said.contains("theirs/1"), named, "{said}");
     }
 }
+
+/// tonic's endpoint does not reveal the path of a Unix socket, but a host in its place.
+#[test]
+fn the_path_of_a_unix_socket_is_not_taken_over() {
+    let tonics = tonic::transport::Endpoint::from_shared("unix:/run/server.sock").unwrap();
+    assert_eq!(Endpoint::from(tonics).uri().host(), Some("tonic"));
+}
