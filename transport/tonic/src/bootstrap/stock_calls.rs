@@ -7,7 +7,7 @@
 //! | has carried no Offer; the user agent of its calls is not tonic's | no |
 //! | has carried no Offer, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
 //!
-//! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
+//! A channel of this crate whose TCP connection was replaced asks again within ten minutes
 //! (`channel::backoff`), so its connections are not counted. A channel with `Policy::Off` is
 //! counted, because the server cannot distinguish it from tonic's channel.
 
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::bootstrap::gateways::Gateways;
 
 /// A connection is counted only when at least this time has passed since its first call.
-const AFTER: Duration = Duration::from_secs(60);
+const AFTER: Duration = Duration::from_secs(15 * 60);
 /// A connection is counted once it has carried this many calls.
 const CALLS: u32 = 20;
 /// Maximum number of hosts to remember. Connections of other hosts are not noticed.
@@ -88,7 +88,7 @@ mod tests {
     use crate::bootstrap::connection::Connection;
     use crate::bootstrap::gateways::Known;
 
-    const LATER: Duration = Duration::from_secs(61);
+    const LATER: Duration = AFTER.saturating_add(Duration::from_secs(1));
 
     /// A server's view of its connections.
     struct World {
