@@ -43,7 +43,7 @@ pub struct LogThrottle(PerProcess<Mutex<ThrottleState>>);
 struct ThrottleState {
     /// The number of lines of the burst that have been used.
     used: u32,
-    /// The time at which `used` was last reduced.
+    /// The time up to which elapsed periods have been taken off `used`.
     since: Option<Instant>,
     suppressed: u64,
 }

@@ -365,7 +365,7 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 /// A message takes at most 1/16 of the send memory, and 1/48 of the landing memory. With the
 /// default number of jobs, each job can then have one message in flight, two messages that wait for
 /// the disk and one message that is being written. Together these messages fill two thirds of the
-/// landing memory. With a memlock limit of 8 MiB, messages are still long enough to go [past the
+/// landing memory. With a memlock limit of 8 MiB, messages are still long enough to [bypass the
 /// page cache](crate::disk::MIN_LEN).
 const SENDING: usize = 16;
 const LANDED: usize = 48;

@@ -158,9 +158,10 @@ impl AsRef<[u8]> for Filled {
         let start = self.piece.start * GRANULE + self.begin;
         // SAFETY: the bytes lie in the piece, which lies within the region and has belonged to this
         // value since DONE (R4, R8). The mapping was zeroed when it was made for this lease, so all
-        // of it is initialized. A peer must not write after DONE (R9). A peer that does so can only
-        // spoil its own message (R12), and `Landed` hides the bytes from all code that would rely
-        // on them. The application may see the bytes, and its documentation warns about such peers.
+        // of it is initialized. A peer must not write after DONE (R9). A peer that does so can
+        // spoil only its own message (R12), and parsers read the private copies that `Landed`
+        // makes. The application may see the bytes themselves, and the public documentation warns
+        // of such peers.
         unsafe {
             std::slice::from_raw_parts(
                 self.piece.chunk.region().ptr().as_ptr().add(start),

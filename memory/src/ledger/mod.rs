@@ -202,8 +202,9 @@ impl Ledger {
         }
     }
 
-    /// If the landing budget is lowered, records that a connection waits at `now`, by the caller's
-    /// clock, and ends a pause.
+    /// While the landing budget is lowered, records that a connection is waiting at `now` (on the
+    /// caller's clock), and ends the pause of [`pause_landing`](Self::pause_landing), if there is
+    /// one.
     pub(crate) fn waited(&self, now: Instant) {
         if self.landing.is_lowered() {
             self.landing.others_wait.waited(now, pinning_pools::returns());

@@ -192,11 +192,11 @@ impl Landing {
         !self.ledger().registrar.wants_file() || lease.file().is_some()
     }
 
-    /// Registers a part of a named buffer after the filled bytes, so that this connection's peer
-    /// can write to it. If the registrar is slow, the landing thread registers the part and then
-    /// wakes the [waker](Landing::register_waker). If the buffer is to be [kept
-    /// registered](super::NamedBuffer::keep_registered), the whole buffer is registered, unless it
-    /// has kept the registration of an earlier grant by this pool.
+    /// Registers `range`, the part of a named buffer that begins directly after the filled bytes,
+    /// so that this connection's peer can write to this part. If the registrar is slow, the landing
+    /// thread registers the part and then wakes the [waker](Landing::register_waker). If the buffer
+    /// is to be [kept registered](super::NamedBuffer::keep_registered), the whole buffer is
+    /// registered, unless it has kept the registration of an earlier grant by this pool.
     ///
     /// The registration fails with [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough
     /// beyond the memory that the pool may use. It fails with [`RegionError::Overlap`] if another

@@ -128,17 +128,17 @@ impl From<tonic_prost_build::Builder> for Builder {
 }
 
 impl Builder {
-    /// Only the `bytes` fields that match this path, or the path of another call of this method,
-    /// are `Bytes`, as with [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which
-    /// are copied. If neither `bytes` nor [`bytes_as_vec`](Self::bytes_as_vec) is called, all
-    /// `bytes` fields are `Bytes`.
+    /// Generates `Bytes` only for the `bytes` fields that match this path, or the path of another
+    /// call to this method, as [`tonic_prost_build::Builder::bytes`] does. The other fields are
+    /// `Vec<u8>`, which are copied. If neither `bytes` nor [`bytes_as_vec`](Self::bytes_as_vec) is
+    /// called, all `bytes` fields are `Bytes`.
     pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }
 
-    /// All `bytes` fields are `Vec<u8>`, as with tonic-prost-build, so that existing code with such
-    /// messages compiles. Each end copies these fields once more than `Bytes` fields. To convert
-    /// field by field later, use [`bytes`](Self::bytes).
+    /// Generates `Vec<u8>` for all `bytes` fields, as tonic-prost-build does, so that existing code
+    /// with such messages compiles. Each end copies these fields once more than `Bytes` fields. To
+    /// convert field by field later, use [`bytes`](Self::bytes).
     pub fn bytes_as_vec(self) -> Self {
         Builder { bytes_named: true, ..self }
     }

@@ -220,11 +220,11 @@ pub trait Link: Send + 'static {
     /// A link that copies the bytes while work is queued returns [`Posted::Done`] instead, and
     /// reports no completion.
     ///
-    /// A reported completion need not wake the link. As long as at most half of the SEND slots and
-    /// of the queue are in use, and no payload, no `signal` and no [probe](Link::probe) is in
-    /// flight, completions wake nobody and are reported with the next message. So a small call
-    /// costs no wake-up for its own SEND. Pass `signal` for work whose completion the caller waits
-    /// for.
+    /// A reported completion need not wake the link. Completions wake nobody, and are reported with
+    /// the next message, as long as no payload, no [probe](Link::probe) and no work queued with
+    /// `signal` is in flight, and at most half of the SEND slots and of the send queue are in use.
+    /// So a small call costs no wake-up for its own SEND. Pass `signal` for work whose completion
+    /// the caller waits for.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] if there is no [room](Link::send_room), a range lies outside the

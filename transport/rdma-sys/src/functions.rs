@@ -301,19 +301,21 @@ functions! {
             "IBVERBS_1.1" fn ibv_fork_init() -> c_int;
         }
         optional {
-            /// Registers memory at an address that the caller chooses. Available since version 25.
-            /// Without this function, memory can be registered only at its own address.
+            /// Registers memory at an address that the caller chooses. Available since
+            /// rdma-core 25. Without this function, memory can be registered only at its own
+            /// address.
             "IBVERBS_1.7" fn ibv_reg_mr_iova(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int
             ) -> *mut ibv_mr;
             /// Registers memory with optional access flags, such as relaxed ordering. Available
-            /// since version 28. Without this function, no access flag is optional, and relaxed
+            /// since rdma-core 28. Without this function, no access flag is optional, and relaxed
             /// ordering is not available.
             "IBVERBS_1.8" fn ibv_reg_mr_iova2(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint
             ) -> *mut ibv_mr;
             /// Registers memory of another device, given by the descriptor of its dma-buf.
-            /// Available since version 34. Without this function, such memory cannot be registered.
+            /// Available since rdma-core 34. Without this function, such memory cannot be
+            /// registered.
             "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(
                 pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int
             ) -> *mut ibv_mr;
@@ -388,12 +390,12 @@ functions! {
         }
         optional {
             /// Completes a connection on the side that connects, if the library did not make the
-            /// queue pair. Available since version 23. Without this function, the library has to
+            /// queue pair. Available since rdma-core 23. Without this function, the library has to
             /// make the queue pair.
             "RDMACM_1.2" fn rdma_establish(id: *mut rdma_cm_id) -> c_int;
             /// Writes the attributes for the next state of a queue pair that the library did not
-            /// make. Available since version 23. Without this function, the library has to make the
-            /// queue pair.
+            /// make. Available since rdma-core 23. Without this function, the library has to make
+            /// the queue pair.
             "RDMACM_1.2" fn rdma_init_qp_attr(
                 id: *mut rdma_cm_id, qp_attr: *mut ibv_qp_attr, qp_attr_mask: *mut c_int
             ) -> c_int;

@@ -100,7 +100,8 @@ impl Candidate {
             let same = *ONE_NUMBER && in_this_namespace(&pid.to_string(), pid);
             same.then(|| Some(HostProcess { pid, start: start_of(pid)? }))?
         };
-        // Neither the namespace nor the start of a process changes.
+        // A process that was confirmed before need not be read again, because its PID namespace and
+        // its start time never change.
         let process = known(pid).or_else(read)?;
         lives(&pidfd).then_some(ConfirmedPeer { process, pidfd })
     }

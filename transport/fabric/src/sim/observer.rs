@@ -96,7 +96,7 @@ pub enum Event<'a> {
         /// The size of each RECV in bytes.
         bytes: u32,
     },
-    /// A RECV was not posted again, either permanently or until its end grows again.
+    /// A RECV was not posted again. If it is posted again later, [`Grown`](Event::Grown) counts it.
     Retired {
         /// The receiver.
         end: EndId,

@@ -188,7 +188,8 @@ impl Credits {
         Returned { credits: back.recvs as u16, full: back.bytes > self.bytes.0 }
     }
 
-    /// Records a message of `len` bytes from the peer. The message's RECV has been posted again.
+    /// Records a message of `len` bytes from the peer. The caller must already have posted the
+    /// message's RECV again (R1), unless `Connection::recv_gone` follows.
     ///
     /// # Errors
     /// [`Breach::NoCredit`], [`Breach::LongerThanItsRecv`], [`Breach::CreditOverflow`].

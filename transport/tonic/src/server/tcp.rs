@@ -1,5 +1,5 @@
-//! Builder methods of the TCP side, most of which are forwarded to tonic's server, and
-//! `plaintext_rdma`. Most of these methods do not affect the fast path, which has its own flow
+//! `plaintext_rdma`, and the builder methods of the TCP side, most of which are forwarded to
+//! tonic's server. Most methods of the TCP side do not affect the fast path, which has its own flow
 //! control and limits. The methods for keep-alive pings apply to both paths, and `tls_config`
 //! limits the use of RDMA.
 

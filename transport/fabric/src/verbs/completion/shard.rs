@@ -314,7 +314,8 @@ impl Reactor {
         let Some(shard) = self.shard.upgrade() else { return Poll::Ready(()) };
         fired.extend(mem::take(&mut self.looking).iter().filter_map(Weak::upgrade));
         while let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) {
-            // Without a channel to wait for, links poll by themselves: see `drop`.
+            // The runtime is ending, so the channel cannot be waited on. From now on the links poll
+            // their queues themselves: see `Reactor::drop`.
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
             let Poll::Ready(taken) = shard.take_events(cx, fired) else { break };
             if let Err(error) = taken {

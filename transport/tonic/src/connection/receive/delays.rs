@@ -131,10 +131,11 @@ impl Grace {
 /// Whether a stream's reader keeps up with the received data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// The stream was read since the end of the last period, or had no unread data then.
+    /// The stream has been read since the end of the last period, or had no unread data at that
+    /// time.
     #[default]
     UpToDate,
-    /// The stream had unread data at the end of the last period, and was not read since.
+    /// The stream had unread data at the end of the last period, and has not been read since.
     Suspected,
     /// Unread data was copied, and later data is copied as well.
     Lagging,

@@ -110,8 +110,8 @@ impl LandingMemory {
     }
 }
 
-/// Returns the streams that had unread data when this function last ran and were not read since,
-/// sorted by id. Marks the other streams that have unread data now as suspected.
+/// Returns the streams that had unread data when this function last ran and have not been read
+/// since, sorted by id. Marks the other streams that have unread data now as suspected.
 fn suspect_readers(streams: &mut Streams) -> Vec<StreamId> {
     let mut suspects = Vec::new();
     for (id, io) in streams.io.iter_mut().filter(|(_, io)| io.unread.has_landed()) {

@@ -44,8 +44,8 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Pause if the cause may pass, for example if the process has no thread or no memory at the
-/// moment.
+/// Pause if the cause may go away by itself, for example if the process cannot make a thread or
+/// allocate memory at the moment.
 const RETRY_SOON: Duration = Duration::from_secs(5);
 /// Pause after a listener has ended, so that repeated ends do not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);

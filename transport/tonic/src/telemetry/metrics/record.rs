@@ -1,5 +1,5 @@
-//! Records single events. A rare event looks up its metric. An event of a call uses a handle that
-//! was looked up before.
+//! Records single events. Recording a rare event looks up its metric. Recording an event of a call
+//! uses a handle that was looked up before.
 
 use std::time::Duration;
 
