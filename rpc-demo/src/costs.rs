@@ -26,12 +26,13 @@ pub(crate) fn written(bytes: u64) {
     WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts `bytes` that a disk wrote to memory past the page cache, without a copy by a processor.
+/// Counts `bytes` that a disk wrote to memory. They bypassed the page cache, and no processor
+/// copied them.
 pub(crate) fn direct_read(bytes: u64) {
     DIRECT_READ.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts `bytes` that a disk took from memory, past the page cache.
+/// Counts `bytes` that a disk took from memory. They bypassed the page cache.
 pub(crate) fn direct_written(bytes: u64) {
     DIRECT_WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }

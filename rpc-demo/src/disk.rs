@@ -1,6 +1,6 @@
-//! Moves files to and from the transport's memory, past the page cache, with O_DIRECT through
-//! io_uring. The disk then reads and writes the memory that the network uses, and no processor
-//! copies the data.
+//! Moves files to and from the transport's memory through io_uring, with O_DIRECT, which bypasses
+//! the page cache. The disk then reads and writes the memory that the network uses, and no
+//! processor copies the data.
 //!
 //! If O_DIRECT is not possible, files are read and written through the page cache, and the final
 //! line of the command gives the first reason ([`Disk`]).
@@ -135,8 +135,8 @@ impl Direct {
         }
     }
 
-    /// Returns how many bytes at the start of `bytes` can be written to `offset` past the page
-    /// cache.
+    /// Returns how many bytes at the start of `bytes` can bypass the page cache when they are
+    /// written to `offset`.
     pub(crate) fn writable(&self, offset: u64, bytes: &[u8]) -> usize {
         let len = bytes.len() as u64;
         if len < MIN_LEN || self.refused.load(Ordering::Relaxed) {

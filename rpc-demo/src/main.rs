@@ -11,7 +11,7 @@
 //! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
 //! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
 //! | [`net`] | connects and serves, and is the only module that makes channels and servers |
-//! | [`disk`] | reads and writes files past the page cache, through io_uring |
+//! | [`disk`] | reads and writes files through io_uring, so that they bypass the page cache |
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
 //! | [`source`], [`sink`], [`tree`], [`listing`] | reading and writing files; local and remote trees |

@@ -29,7 +29,7 @@ impl Ranges {
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
         let each = wish.clamp(RANGE_MIN, RANGE_MAX).max(least);
-        // Whole pages, so that each range can be read and written past the page cache.
+        // Whole pages, so that reads and writes of each range can bypass the page cache.
         Ranges { size, each: each - each % 4096 }
     }
 

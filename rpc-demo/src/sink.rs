@@ -42,8 +42,8 @@ impl Written {
         Arc::new(Written { file, turn: Mutex::new(()), direct: OnceLock::new() })
     }
 
-    /// Returns the file for O_DIRECT, and how many bytes at the start of a chunk can be written to
-    /// it past the page cache. Returns `None` if no bytes can be written past it.
+    /// Returns the file for O_DIRECT, and the number of bytes at the start of a chunk whose write
+    /// can bypass the page cache. Returns `None` if no byte can.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
             disk::too_short();
@@ -53,7 +53,7 @@ impl Written {
         Some((direct, direct.writable(offset, chunk))).filter(|(_, len)| *len > 0)
     }
 
-    /// Whether a chunk of this length may be written past the page cache.
+    /// Whether the write of a chunk of this length may bypass the page cache.
     fn takes_direct(&self, len: usize) -> bool {
         len as u64 >= MIN_LEN && self.open_direct().is_some()
     }
@@ -230,7 +230,8 @@ impl Body {
 struct Private(BytesMut);
 
 impl Private {
-    /// Returns a copy that begins at a multiple of [`ALIGN`], for a write past the page cache.
+    /// Returns a copy that begins at a multiple of [`ALIGN`], for a write that bypasses the page
+    /// cache.
     fn copy(&mut self, bytes: &[u8]) -> Bytes {
         costs::settled(bytes.len());
         let pad = |buf: &BytesMut| buf.as_ptr().align_offset(ALIGN as usize);
@@ -405,8 +406,8 @@ mod tests {
         assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
     }
 
-    /// Bytes that can still change are copied, once, before they are checked, whether they are
-    /// written through the page cache or past it.
+    /// Bytes that can still change are copied, once, before they are checked, whether their write
+    /// uses the page cache or bypasses it.
     #[tokio::test]
     async fn what_may_change_is_copied_before_it_is_checked() {
         let (temp, dir) = dir();

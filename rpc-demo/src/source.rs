@@ -113,7 +113,7 @@ fn read(
     }
 }
 
-/// The next step after a part was read past the page cache.
+/// The next step after reads that bypassed the page cache.
 #[derive(PartialEq, Eq)]
 enum AfterReads {
     /// The receiver has everything, or was dropped.
@@ -122,8 +122,8 @@ enum AfterReads {
     Rest,
 }
 
-/// Opens the file with O_DIRECT and chooses the length of chunks, if `extent` can be read past the
-/// page cache into pool memory.
+/// Opens the file with O_DIRECT and chooses the length of chunks, if reads of `extent` into pool
+/// memory can bypass the page cache.
 fn directly(
     file: &File,
     extent: Extent,
@@ -150,8 +150,8 @@ fn directly(
     None
 }
 
-/// Reads past the page cache, up to the known size. Each chunk is checksummed while the disk reads
-/// the next chunk.
+/// Reads up to the known size, bypassing the page cache. Each chunk is checksummed while the disk
+/// reads the next chunk.
 fn read_directly(
     direct: &Direct,
     file: &File,

@@ -1,4 +1,4 @@
-//! Large files go past the page cache if that is possible, and otherwise through it, and the
+//! Large files bypass the page cache if that is possible, and otherwise go through it, and the
 //! program says which. The tests run over shared memory on the build's file system, and in the
 //! guest over a device with its own disk (tests/guest/run --device rxe --disk 1G).
 
@@ -93,9 +93,9 @@ fn large_files_go_past_the_page_cache() {
         assert!(reason.starts_with("no O_DIRECT: "), "{reason}");
         return;
     }
-    // Only half of the bytes must go past the page cache. Short tails do not, nor does data for
-    // which the pool had no memory, nor data copied to the heap because much data waits for the
-    // disk.
+    // More than half of the bytes must bypass the page cache. The others may go through it: short
+    // tails, data for which the pool had no memory, and data copied to the heap because a lot of
+    // data waits for the disk.
     let most = number(&put, "bytes") / 2;
     assert!(number(&put["costs"], "direct_read_bytes") > most, "{put}");
     assert!(number(&after_put, "direct_written_bytes") > most, "{after_put}");

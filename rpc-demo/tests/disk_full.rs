@@ -1,5 +1,5 @@
-//! Fills the guest's small disk. The server and the client write past the page cache, from memory
-//! that is registered with a device.
+//! Fills the guest's small disk. The writes of the server and the client bypass the page cache, and
+//! their memory is registered with a device.
 //!
 //! ```text
 //! tests/guest/run --device rxe --disk 256M --env TONIC_RDMA=verbs -- target/.../disk_full-HASH
