@@ -138,7 +138,7 @@ mod x86 {
     const STEP: usize = 4 * WIDTH;
 
     /// Copies by a loop of vector loads and stores. Stores are aligned. They are also volatile, so
-    /// that the compiler does not turn the stores into a call of memcpy.
+    /// that the compiler does not turn the stores into a call to memcpy.
     ///
     /// # Safety
     /// The contract of [`copy`](super::copy). In addition, `len` is at least [`MIN_LEN`], and the

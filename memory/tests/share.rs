@@ -49,7 +49,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
-/// Chunks that an allocation selects are reported by the next call of `enforce_share`, because
+/// Chunks that an allocation selects are reported by the next call to `enforce_share`, because
 /// their pieces have to be recalled from the peer.
 #[test]
 fn chunks_selected_by_an_allocation_are_reported() {

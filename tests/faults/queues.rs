@@ -1,6 +1,6 @@
 //! Devices that pin memory for their queues and create them slowly, as adapters do and Soft-RoCE
 //! and Soft-iWARP do not. The library `tests/guest/charge.c`, which is loaded before libibverbs,
-//! pins as much for each queue pair as the driver of ConnectX does. It delays a call of libibverbs
+//! pins as much for each queue pair as the driver of ConnectX does. It delays a call to libibverbs
 //! while a file exists, and names path MTUs that no device has.
 
 use std::net::SocketAddr;
@@ -245,7 +245,7 @@ async fn call_over_verbs(channel: &Channel) {
     assert_eq!(channel.path().path, Path::Verbs, "{:?}", channel.path().reason);
 }
 
-/// Delays a call of libibverbs that `begin` causes, until 50 gRPC calls over `there` have ended.
+/// Delays a call to libibverbs that `begin` causes, until 50 gRPC calls over `there` have ended.
 async fn while_held<T>(held_call: &str, there: &Channel, begin: impl FnOnce() -> T) -> T {
     let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
     let held = format!("{hold}.held");

@@ -228,7 +228,7 @@ impl Peer {
         granted
     }
 
-    /// Opens stream 1 with a call of this method.
+    /// Opens stream 1 with a call to this method.
     pub async fn open(&mut self, method: &str) {
         self.frame(&wire::head(1, method)).await;
     }

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use tonic_rdma_proto::frame::Frame;
 use tonic_rdma_proto::headers;
 
-/// The head of a call of this method of the conformance service.
+/// The head of a call to this method of the conformance service.
 #[must_use]
 pub fn head(stream: u32, method: &str) -> Frame {
     let mut block = BytesMut::new();

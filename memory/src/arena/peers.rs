@@ -23,7 +23,7 @@ impl Arenas {
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
         let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
-        // The counter wraps after 2^32 calls of this function, and 0 is not a valid id.
+        // The counter wraps after 2^32 calls to this function, and 0 is not a valid id.
         let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });

@@ -55,7 +55,7 @@ pub struct Landing {
     chunks: Vec<Arc<Chunk>>,
     /// True while some of `chunks` are being reclaimed.
     has_reclaimed: bool,
-    /// True if chunks were selected to be reclaimed since the last call of
+    /// True if chunks have been selected to be reclaimed since the last call to
     /// [`enforce_share`](Landing::enforce_share).
     has_unreported: bool,
     /// True if the connection claims memory beyond its share.
@@ -221,7 +221,7 @@ impl Landing {
         self.ledger.landing_waiters().set(&self.waiter, state)
     }
 
-    /// Reports that this connection has waited for memory until `now`, by the caller's clock. Call
+    /// Reports that this connection has waited for memory until `now` (on the caller's clock). Call
     /// this function several times a second while [`alloc`](Landing::alloc) finds no memory. These
     /// calls bound the wait for memory that only other pools of the process hold. If no other pool
     /// returns memory for two seconds, and this pool has no landing memory, `alloc` returns an
@@ -232,7 +232,7 @@ impl Landing {
 
     /// Reports that the shortest useful piece has been missing for a long time, because readers
     /// keep this connection's memory or because the other connections' shares take all memory. From
-    /// the next call of [`alloc`](Landing::alloc) on, the connection claims memory beyond its
+    /// the next call to [`alloc`](Landing::alloc) on, the connection claims memory beyond its
     /// share, until it gets a piece or stops waiting. If memory is scarce, other connections return
     /// a chunk even if they are within their shares.
     pub fn starve(&mut self) {

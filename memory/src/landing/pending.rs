@@ -93,7 +93,7 @@ impl Landing {
         self.making.is_some()
     }
 
-    /// Whether the last call of [`alloc`](Landing::alloc) returned `None` although memory is not
+    /// Whether the last call to [`alloc`](Landing::alloc) returned `None` although memory is not
     /// short: the chunk for it is being made, or chunks that this connection has returned are not
     /// free yet.
     pub fn is_pending(&self) -> bool {

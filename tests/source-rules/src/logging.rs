@@ -30,7 +30,7 @@ pub fn holds(source: &Source) -> bool {
     source.is_rust() && !is_test && path != THROTTLE && FOLDERS.iter().any(|f| path.starts_with(f))
 }
 
-/// Returns the lines of a Rust file that log without the throttle, and the number of calls of the
+/// Returns the lines of a Rust file that log without the throttle, and the number of calls to the
 /// throttle.
 ///
 /// # Errors

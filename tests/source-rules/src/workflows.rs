@@ -15,7 +15,7 @@ pub const TESTS: &[&str] = &["TESTS", "MORE_TESTS"];
 const PREFIXES: &[&str] =
     &["exec", "sudo", "time", "timeout", "nice", "env", "if", "then", "else", "do", "!"];
 
-/// A call of make.
+/// A call to `make`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Number of the line, from 1.
@@ -53,7 +53,7 @@ fn assigned<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     [":=", "?=", "="].into_iter().find_map(|operator| rest.strip_prefix(operator))
 }
 
-/// The calls of make in a workflow, one for each target.
+/// The calls to `make` in a workflow, one for each target.
 pub fn calls(workflow: &str) -> Vec<Call> {
     let mut found = Vec::new();
     // The indentation of a `run:` whose commands are the lines below it.
@@ -100,7 +100,7 @@ fn is_assignment(word: &str) -> bool {
     })
 }
 
-/// Calls of targets that do not exist, and tests that no workflow runs.
+/// Calls to targets that do not exist, and tests that no workflow runs.
 ///
 /// # Errors
 ///

@@ -3,7 +3,7 @@
 //!
 //! Each stream has a handler that keeps its request and reads nothing, so its data stays unread
 //! until it is reset. One more stream is discarded. Data for that stream fills the messages, so a
-//! piece that keeps its message alive keeps much memory.
+//! piece that keeps its message alive keeps a lot of memory.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -165,7 +165,7 @@ pub struct Deframer {
 }
 
 impl Deframer {
-    /// Creates a deframer for a call of `method`. `messages` tells whether the body is a sequence
+    /// Creates a deframer for a call to `method`. `messages` tells whether the body is a sequence
     /// of plain gRPC messages: see [`is_plain_grpc`](crate::is_plain_grpc).
     pub fn new(method: Arc<Method>, messages: bool) -> Self {
         Deframer {

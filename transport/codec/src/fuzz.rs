@@ -39,7 +39,7 @@ pub enum Came {
 pub struct OneMethod(Arc<Methods>);
 
 impl OneMethod {
-    /// Like [`encode`], but for consecutive calls of one method.
+    /// Like [`encode`], but for consecutive calls to one method.
     ///
     /// # Errors
     /// The codec's status.
@@ -58,7 +58,7 @@ impl OneMethod {
         send(body, &mut BodyEncoder::new(self.call(), whole, true))
     }
 
-    /// Like [`decode`], but for consecutive calls of one method.
+    /// Like [`decode`], but for consecutive calls to one method.
     pub fn decode<M>(
         &self,
         pieces: Vec<(Bytes, Came)>,

@@ -107,13 +107,13 @@ impl Method {
         self.change(ByDecoder::Holds, ByDecoder::Over, Used::Unknown);
     }
 
-    /// Whether a call of the method has sent or received 64 KiB or more in one piece, with any
+    /// Whether a call to the method has sent or received 64 KiB or more in one piece, with any
     /// codec.
     pub fn transfers_bulk(&self) -> bool {
         self.bulk.load(Relaxed)
     }
 
-    /// Records that a call of the method has sent or received `len` bytes in one piece.
+    /// Records that a call to the method has sent or received `len` bytes in one piece.
     #[inline]
     pub fn has_transferred(&self, len: usize) {
         if len >= BULK && !self.transfers_bulk() {
@@ -155,7 +155,7 @@ pub struct Methods {
 type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
 
 impl Methods {
-    /// Starts a call of the method at `uri`.
+    /// Starts a call to the method at `uri`.
     pub fn call(self: &Arc<Self>, uri: &Uri) -> Call {
         let known =
             self.known.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
@@ -168,8 +168,8 @@ impl Methods {
         }
     }
 
-    /// Returns the method of a path that is not in the table. Calls of the path share the method
-    /// while one of them is in progress, and until a call of another such path begins.
+    /// Returns the method of a path that is not in the table. Calls to the path share the method
+    /// while one of them is in progress, and until a call to another such path begins.
     fn latest(&self, path: &str) -> Arc<Method> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let same = if *latest.0 == *path { latest.1.upgrade() } else { None };
@@ -194,7 +194,7 @@ impl Methods {
     }
 }
 
-/// A call of a method. The method enters the table when one of its messages is encoded, or its
+/// A call to a method. The method enters the table when one of its messages is encoded, or its
 /// service has made a decoder of this crate, so a peer cannot fill the table with paths that are
 /// not served.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use crate::addr::{Addr, PeerInfo};
 use crate::device::PortState;
 use crate::reject_reason::RejectReason;
 
-/// A kind of work request, or a call of libibverbs, librdmacm or the system.
+/// A kind of work request, or a call to libibverbs, librdmacm or the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
@@ -176,7 +176,7 @@ pub enum FabricError {
         /// The cause.
         source: Arc<io::Error>,
     },
-    /// A call of libibverbs or librdmacm failed on this host.
+    /// A call to libibverbs or librdmacm failed on this host.
     #[error("{verb} failed on {device}: {source}")]
     Verb {
         /// The call.

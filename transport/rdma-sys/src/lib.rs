@@ -17,7 +17,7 @@
 //! # Loading
 //!
 //! [`load`] opens `libibverbs.so.1` and `librdmacm.so.1` with dlopen(3), and looks up each function
-//! with the version that a linked program would be bound to. Without a call of `load`, no library
+//! with the version that a linked program would be bound to. Without a call to `load`, no library
 //! is mapped. Functions that are called before `load`, or after `load` has failed, fail with
 //! `EOPNOTSUPP`. The libraries stay loaded until the process ends.
 //!

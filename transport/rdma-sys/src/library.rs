@@ -25,7 +25,7 @@ impl Library {
     /// The library is missing, or the dynamic linker refuses it.
     pub(crate) fn open(name: &'static str, file: &CStr) -> Result<Library, LoadError> {
         // With RTLD_NOW, the dynamic linker refuses a library if the libraries that it needs lack a
-        // function. Otherwise the first call of that function would end the process. SAFETY: runs
+        // function. Otherwise the first call to that function would end the process. SAFETY: runs
         // the constructors of rdma-core, which any program that is linked to it runs. The handle is
         // never closed, so no function that is found in the library can dangle.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -74,7 +74,7 @@ fn look_up(handle: NonNull<c_void>, symbol: &CStr, _version: &CStr) -> *mut c_vo
 
 /// The dynamic linker's message about the last failure on this thread.
 fn dlerror() -> String {
-    // SAFETY: gives null or a string that lives until this thread's next call of the dynamic
+    // SAFETY: gives null or a string that lives until this thread's next call to the dynamic
     // linker.
     unsafe {
         let words = libc::dlerror();

@@ -101,7 +101,7 @@ async fn echoes_leave_the_turn() {
 async fn copied_bytes_are_charged() {
     let (link, counts) = peer(vec![places()], writes(1 << 20, 1 << 10, 8));
     let turns = turns(serve(link, pool(), BareLimits::default()), &counts).await;
-    // One call of `look` can fill all RECVs.
+    // One call to `look` can fill all RECVs.
     let looks = 2 * SLOTS as u64;
     let total = turns.iter().sum::<u64>() - looks;
     assert!((TURNS as u64 * 4..=TURNS as u64 * (128 / 16)).contains(&total), "{turns:?}");

@@ -80,7 +80,7 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
     assert_eq!(ended, "the peer wants 4294967296 bytes written, at most 16777216 are");
 }
 
-/// One request for many short WRITEs has few bytes, but would cost the other end much time.
+/// One request for many short WRITEs has few bytes, but would cost the other end a lot of time.
 pub async fn a_bare_connection_is_charged_for_each_write(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
         let greedy = BareLimits { requested_writes: u64::MAX, ..LIMITS };

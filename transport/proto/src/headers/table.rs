@@ -17,7 +17,7 @@ pub(crate) const ENTRIES: usize = 64;
 pub(crate) const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
-/// Static names whose fields are usually the same for all calls, or for all calls of a method:
+/// Static names whose fields are usually the same for all calls, or for all calls to a method:
 /// `:path`, `:authority`, `user-agent`. Fields with these names are stored on first use if their
 /// entry is empty. Other fields are stored on second use, so that an id unique to each call does
 /// not evict useful fields.

@@ -181,8 +181,8 @@ async fn maintain(
 
 /// Waits until a connection takes no more calls, cannot reach its peer for now, or was handed over
 /// to the first connection's manager, and returns the reason. Calls in flight continue, because the
-/// obstacle may pass before the connection is lost. New calls also continue to use the connection
-/// if no other path could carry them.
+/// obstacle may go away before the connection is lost. New calls also continue to use the
+/// connection if no other path could carry them.
 async fn ended(
     client: FastClient,
     shared: &ChannelState,

@@ -13,7 +13,7 @@ use crate::land_in::allocators::Allocators;
 const STAGING_BLOCK: usize = 64 * 1024;
 
 /// Maximum number of bulk bytes that a stream may have unread. The limit is half of the landing
-/// memory if that is less. With much landing memory, a single message may be longer: up to a
+/// memory if that is less. With a lot of landing memory, a single message may be longer: up to a
 /// quarter of the landing memory, and at most [`MAX_WHOLE`]. A longer message lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.

@@ -15,7 +15,7 @@
 //! | Yielded(n) | a flush of the driver | Interleaved(n) | copy |
 //! | any | a flush of a call, behind a backlog | the same | messages only |
 //! | any | a flush of a call, no backlog | the same | copy |
-//! | any | a flush has copied, short bytes were sent since the last copy | Interleaved([`PIECES`]) or Yielded([`PIECES`]) | |
+//! | any | a flush has copied, short bytes have been sent since the last copy | Interleaved([`PIECES`]) or Yielded([`PIECES`]) | |
 //! | Interleaved(n), Yielded(n) | a flush has copied, no short bytes were sent | n - 1, Continuous at 0 | |
 //!
 //! Bytes that a flush leaves to copy are a backlog. After each flush, the driver continues as

@@ -118,7 +118,7 @@ impl ConnectionState {
     }
 
     /// Records that a reader begins to wait for data of a stream. The stream may then get memory
-    /// that was held back because all streams together have much unread data.
+    /// that was held back because all streams together have a lot of unread data.
     #[inline]
     pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {

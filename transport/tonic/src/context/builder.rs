@@ -115,7 +115,8 @@ impl ContextBuilder {
     /// Set whether [`lending`](Self::lending) also applies to messages in pool memory, or only to
     /// messages in memory registered with
     /// [`Context::register_lendable`](crate::Context::register_lendable). Default is true. With
-    /// false, only selected memory is lent, and peers see no other memory.
+    /// false, only memory registered with that method is lent, and peers see none of the pool's
+    /// send memory.
     pub fn lend_pool(mut self, lend_pool: bool) -> Self {
         self.0.keeps_pool = !lend_pool;
         self

@@ -66,10 +66,10 @@ impl Context {
     ///
     /// The memory is a separate file, which the borrowing processes map read-only and **whole**.
     /// These processes see all of this memory. If
-    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) is set to false, they see no
-    /// other memory, because the context then lends only memory that was registered with this
-    /// method. All of the memory may be lent at the same time. The memory stays registered until
-    /// the last reader has dropped it.
+    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) is set to false, they see
+    /// none of the pool's send memory, because the context then lends only memory that was
+    /// registered with this method. All of the memory may be lent at the same time. The memory
+    /// stays registered until the last reader has dropped it.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {

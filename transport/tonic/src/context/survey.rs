@@ -44,7 +44,7 @@ struct SurveyState {
 }
 
 impl SurveyState {
-    /// Whether the kernel has reported a change since the last call of this function. `None` if the
+    /// Whether the kernel has reported a change since the last call to this function. `None` if the
     /// kernel does not report changes, or has no RDMA devices.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {

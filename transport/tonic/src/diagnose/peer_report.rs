@@ -131,7 +131,7 @@ pub struct Refused {
     pub reason: Reason,
 }
 
-/// A short measurement of one path, with unary calls of the transport's own service.
+/// A short measurement of one path, with unary calls to the transport's own service.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -275,7 +275,7 @@ impl<L> Server<L> {
     /// For one method, make the longest `bytes` field of each request's first message land in a
     /// buffer of the server. `path` is the method's path, such as `/store.Store/Put`.
     ///
-    /// `allocate` is called once for each call of the method, when the call begins. `allocate` runs
+    /// `allocate` is called once for each call to the method, when the call begins. `allocate` runs
     /// on a worker of the runtime, so it must not block. If `allocate` returns `None`, this request
     /// is received in the ordinary way. The handler finds the buffer in its request's extensions,
     /// as a [`LandIn`]:

@@ -24,7 +24,7 @@ struct NamedBody {
     counters: Arc<Counters>,
 }
 
-/// The response to a call of the method at `uri`, with a body that fills the buffer.
+/// The response to a call to the method at `uri`, with a body that fills the buffer.
 pub(crate) fn response(
     response: Response<Body>,
     uri: &Uri,
@@ -37,7 +37,7 @@ pub(crate) fn response(
     response.map(|inner| body(inner, messages, method, claimed, client.counters.clone()))
 }
 
-/// Returns a body for a call of `method` that fills the claimed buffer.
+/// Returns a body for a call to `method` that fills the claimed buffer.
 pub(crate) fn body(
     inner: Body,
     messages: bool,

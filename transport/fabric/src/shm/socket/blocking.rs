@@ -9,7 +9,7 @@
 //! descriptors also closes these descriptors. So only these threads call recvmsg(2) with room for
 //! descriptors, make calls on descriptors of unknown kinds, and close such descriptors and every
 //! socket whose other end belongs to a peer. These threads also call munmap(2) on a peer's file if
-//! there is much to unmap, which is slow.
+//! there is a lot to unmap, which is slow.
 //!
 //! A job may never end. Therefore these rules apply:
 //!

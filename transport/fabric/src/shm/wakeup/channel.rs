@@ -71,7 +71,7 @@ struct WakeChannelState {
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
     members: u16,
-    /// Whether the last connection has ended since the last call of `was_used`. `None` while no
+    /// Whether the last connection has ended since the last call to `was_used`. `None` while no
     /// task keeps the channel for further connections.
     used: Option<bool>,
     poller: Option<Waker>,

@@ -78,7 +78,7 @@ pub struct SimLink {
     waker: Option<Waker>,
     /// The peer's leases that this end no longer reads.
     returns: Option<Arc<Returns>>,
-    /// The key of the memory, if the last call of `lend` found that the peer had not mapped it yet.
+    /// The key of the memory, if the last call to `lend` found that the peer had not mapped it yet.
     mapping: Option<u32>,
     /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,

@@ -66,7 +66,8 @@ struct Used {
 pub(super) enum Left {
     /// An attempt failed, or one end closed the connection. The rail is not the cause.
     Closed,
-    /// This host or the peer reported an obstacle that may pass, such as a port that is down.
+    /// This host or the peer reported an obstacle that may go away by itself, such as a port that
+    /// is down.
     Blocked,
     /// The connection was lost.
     Lost,

@@ -249,7 +249,7 @@ impl Destroying {
     /// Ready once the link is destroyed.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(thread) = &mut self.thread {
-            // If the system could not start a thread, the call of `destroy` below destroys the
+            // If the system could not start a thread, the call to `destroy` below destroys the
             // link.
             let _ = ready!(thread.as_mut().poll(cx));
             self.thread = None;

@@ -106,8 +106,8 @@ impl Granter<'_> {
         true
     }
 
-    /// Returns the protocol's next want of landing memory. If all streams together have much unread
-    /// data, streams that no reader waits for are skipped.
+    /// Returns the protocol's next want of landing memory. If all streams together have a lot of
+    /// unread data, streams that no reader waits for are skipped.
     fn next_want(&mut self) -> Option<LandingWant> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }

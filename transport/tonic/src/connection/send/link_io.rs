@@ -172,7 +172,7 @@ impl LinkIo {
             self.lend(conn)?;
         }
         let Some(link) = self.link.as_mut() else { return Ok(()) };
-        // Whether messages were posted since the last doorbell.
+        // Whether messages have been posted since the last doorbell.
         let mut messages = false;
         let mut posted = false;
         // Bytes of WRITEs since the last WRITE that reports its completion.

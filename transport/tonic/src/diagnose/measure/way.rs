@@ -1,4 +1,4 @@
-//! Measures a path by calls of the transport's own service. Also defines the transfers that each
+//! Measures a path by calls to the transport's own service. Also defines the transfers that each
 //! way to a server performs.
 
 use std::time::{Duration, Instant};
