@@ -41,7 +41,7 @@ fn the_table_of_limits_has_the_constants() {
             OFFERS_AT_ONCE.to_string(),
         ),
         (
-            "length of a request for an Offer; fabrics that it names",
+            "length of an Offer's request; fabrics that the request names",
             format!("{}; {MAX_FABRICS}, each counted once", kib(MAX_REQUEST)),
         ),
         ("length of an answer to an Offer", kib(MAX_ANSWER)),
