@@ -9,3 +9,4 @@ mod into_tonic;
 mod offer_in_layers;
 mod served_directly;
 mod taken_over;
+mod unpolled_calls;
