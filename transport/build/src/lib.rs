@@ -12,6 +12,8 @@
 //! }
 //! ```
 //!
+//! [`compile_protos`] runs protoc. [`compile_fds`] needs no protoc: protox makes the descriptors.
+//!
 //! The generated code uses the crates `tonic`, `prost` and `tonic_rdma`, so a package that includes
 //! it must depend on them.
 
