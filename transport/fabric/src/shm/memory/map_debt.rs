@@ -2,8 +2,8 @@
 //!
 //! Checking, mapping and unmapping a file costs this process time for each page, and costs the peer
 //! only one short message. The number and length of mapped files are limited, so a peer that wants
-//! to use up more time has to take files back and give new files. A file that the peer takes back
-//! unused, or that could not be mapped, is a debt of the peer's process:
+//! to use up more time has to take files back and give new files. A file that the peer takes back,
+//! or that could not be mapped, is a debt of the peer's process:
 //!
 //! | a process owes | its next file |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! All debts together are paid off at [`PAID_PER_SECOND`], which is shared equally among the
 //! debtors. So a debtor with a large debt does not make other debtors wait longer. The files of a
 //! connection that ends are taken back, but the debt stays with the process. Bytes that this end
-//! has written to a file, or borrowed from it, are no debt.
+//! has written to a file, or borrowed from it, reduce the debt to a quarter, but not further: a
+//! message that lends a whole file costs the peer as little as one that lends nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,6 +31,8 @@ pub(crate) const MAX_DEBT: u64 = 4 << 30;
 /// The number of bytes that a file costs in addition to its pages, for waking the thread that maps
 /// it.
 const PER_FILE: u64 = 512 << 10;
+/// A file that was used owes at least `1 / LEAST` of its cost.
+const LEAST: u64 = 4;
 /// A page that is only checked costs `1 / UNPOPULATED` of a page that is mapped.
 const UNPOPULATED: u64 = 8;
 
@@ -97,7 +100,7 @@ pub(crate) fn owed(process: PeerProcess) -> u64 {
 }
 
 /// The cost of a peer's file. Once the file is unmapped, the peer's process owes this cost, less
-/// the bytes that were used.
+/// the bytes that were used, but at least a quarter.
 #[derive(Debug)]
 pub(crate) struct MapCost {
     process: PeerProcess,
@@ -124,10 +127,8 @@ impl MapCost {
 
 impl Drop for MapCost {
     fn drop(&mut self) {
-        let owed = self.bytes.saturating_sub(self.used.load(Relaxed));
-        if owed > 0 {
-            debts().add(self.process, owed, Instant::now());
-        }
+        let owed = self.bytes.saturating_sub(self.used.load(Relaxed)).max(self.bytes / LEAST);
+        debts().add(self.process, owed, Instant::now());
     }
 }
 
@@ -155,6 +156,21 @@ mod tests {
                     mapped += FILE;
                 }
             }
+        }
+    }
+
+    /// The attack: a process lends a file, names all of it in messages that nobody reads, and takes
+    /// the file back.
+    #[test]
+    fn a_file_is_owed_although_messages_named_all_of_it() {
+        // Debts are paid off while the test runs.
+        let expected = [FILE / 2..=FILE + PER_FILE, FILE / 8..=FILE / 3, FILE / 8..=FILE / 3];
+        for (n, expected) in expected.into_iter().enumerate() {
+            let process = (1, 2000 + n as u32);
+            let cost = MapCost::populated(process, FILE);
+            (0..n).for_each(|_| cost.add_used(FILE));
+            drop(cost);
+            assert!(expected.contains(&owed(process)), "{n}: {}", owed(process));
         }
     }
 
@@ -188,12 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_no_debt() {
+    fn pages_that_are_only_checked_cost_less() {
         let process = (1, u32::MAX);
-        let used = MapCost::populated(process, FILE);
-        used.add_used(FILE + PER_FILE);
-        drop(used);
-        assert_eq!(owed(process), 0);
         drop(MapCost::unpopulated(process, FILE));
         assert!((1..=FILE / UNPOPULATED + PER_FILE).contains(&owed(process)));
     }

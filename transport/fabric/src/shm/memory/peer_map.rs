@@ -470,10 +470,13 @@ mod tests {
         drop(PeerMap::lent(&file, 4096, 1, others(102)).unwrap());
         assert_eq!((owed(101), owed(102) > 0), (0, true));
         drop(first);
-        assert!(owed(101) > 0, "it was taken back unread");
+        let unread = owed(101);
+        assert!(unread > 0, "it was taken back unread");
         let read = PeerMap::lent(&file, 4096, 1, others(103)).unwrap();
         read.add_borrowed(1 << 30);
         drop(read);
+        let least = owed(103);
+        assert!(least > 0 && least <= unread / 4, "it was used: {least} of {unread}");
         let usage = Usage::Chunk { others: others(103) };
         let (chunk, unused) =
             (sealed(c"test", 4 << 20).unwrap(), sealed(c"test", 4 << 20).unwrap());
@@ -481,9 +484,10 @@ mod tests {
         let mut written = PeerMap::new(&chunk, 4 << 20, 1, usage).unwrap();
         assert!(written.write(0, &vec![1; 4 << 20]));
         drop(written);
-        assert_eq!(owed(103), 0, "they were used");
+        assert!(owed(103) < 1 << 20, "it was used: {}", owed(103));
+        let before = owed(103);
         PeerMap::new(&unused, 4 << 20, 1, usage).unwrap_err();
-        assert!(owed(103) > 0, "a file with holes was looked at");
+        assert!(owed(103) >= before + (1 << 19), "a file with holes was looked at");
     }
 
     /// Connections that give as many files as they may.
