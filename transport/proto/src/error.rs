@@ -237,7 +237,7 @@ pub enum Breach {
     /// The client opens streams and resets them before they are answered, faster than any
     /// well-behaved client (ENHANCE_YOUR_CALM in HTTP/2).
     #[error(
-        "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm)"
+        "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm); Server::max_concurrent_streams raises both limits"
     )]
     RapidReset {
         /// Maximum number of resets at once.
