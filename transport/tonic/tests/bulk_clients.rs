@@ -111,9 +111,10 @@ const MOST: usize = 2 * IN_FLIGHT + 8;
 ///
 /// A connection registers another chunk when it has more messages in flight and unread than ever
 /// before, which for some happens late. So each chunk that is registered in a round must make the
-/// landing memory larger by at least a message. One exception for every 100 puts is allowed. The
-/// landing memory has an upper limit. If chunks moved between connections, or came and went, the
-/// landing memory would not grow.
+/// landing memory larger by at least a message. One exception for every 100 puts is allowed: on a
+/// busy machine a client may run so late that its chunks are returned as idle. The landing memory
+/// has an upper limit. If chunks moved between connections, or came and went, each message would
+/// register memory, and the landing memory would not grow.
 async fn settles(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) {
     let bulk = Bulk::new(n, pool).await;
     bulk.put_evenly(warm_up).await;
@@ -127,8 +128,7 @@ async fn settles(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) {
             before.leased, after.leased
         );
         eprintln!("{told}");
-        assert!(after.leased >= before.leased, "{told}");
-        let grown = (after.leased - before.leased) / PIECE;
+        let grown = after.leased.saturating_sub(before.leased) / PIECE;
         assert!(registered.saturating_sub(grown) * 100 <= puts, "{told}");
         assert!(after.leased <= n * MOST * PIECE, "{told}");
         if pool.is_none() {
