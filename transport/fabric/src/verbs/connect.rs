@@ -21,6 +21,7 @@ use crate::turn;
 use crate::verbs::bring_up::PendingLink;
 use crate::verbs::cm::hub::CmEvent;
 use crate::verbs::cm::{CmId, name};
+use crate::verbs::connect_error::{of_attempt, of_path_proof};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
@@ -235,7 +236,7 @@ impl ConnectAttempt {
         pending.link_mut().established();
         self.step = ConnectStep::LongPacket;
         let proven = pending.link_mut().prove_path().await;
-        proven.map_err(|error| ConnectError::LongPackets { addr, source: error.into() })?;
+        proven.map_err(|error| of_path_proof(addr, error))?;
         Ok((pending.into_link(), answer))
     }
 
@@ -308,7 +309,8 @@ pub(super) async fn connect(
         }
     };
     let connected = tokio::time::timeout(timeout, connected).await;
-    connected.unwrap_or_else(|_| Err(attempt.timed_out()))
+    let connected = connected.unwrap_or_else(|_| Err(attempt.timed_out()));
+    connected.map_err(|error| of_attempt(error, &device.name, device.is_removed()))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::verbs::bring_up::PendingLink;
 use crate::verbs::cm::hub::BACKLOG;
 use crate::verbs::cm::{CmId, name};
 use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
+use crate::verbs::connect_error::{is_end_of_connection, of_attempt, of_path_proof};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
@@ -172,8 +173,20 @@ impl VerbsIncoming {
     ///
     /// # Errors
     /// Memory or a queue pair cannot be allocated, and the request is rejected. Or the connection
-    /// failed, or the peer did not complete it in time.
+    /// failed, or the peer did not complete it in time, or the device was removed.
     pub async fn accept(
+        self,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<VerbsLink, ConnectError> {
+        let device = self.device.clone();
+        let accepted = self.attempt(config, pool, private_data, timeout).await;
+        accepted.map_err(|error| of_attempt(error, &device.name, device.is_removed()))
+    }
+
+    async fn attempt(
         mut self,
         config: &LinkConfig,
         pool: &Pool,
@@ -204,9 +217,9 @@ impl VerbsIncoming {
             }
         };
         let accepted = link.accept_off_worker(private_data.to_vec(), config.ack_retries).await;
-        let accepted = accepted.map_err(|source| match source.raw_os_error() {
-            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
-            _ => self.device.verb_error("rdma_accept", source).into(),
+        let accepted = accepted.map_err(|source| match is_end_of_connection(&source) {
+            true => gone(),
+            false => self.device.verb_error("rdma_accept", source).into(),
         })?;
         let mut pending = PendingLink::new(accepted, pool);
         let proven = async {
@@ -215,10 +228,7 @@ impl VerbsIncoming {
             self.step = ConnectStep::LongPacket;
             link.established();
             let proven = link.prove_path().await;
-            proven.map_err(|error| ConnectError::LongPackets {
-                addr: peer.into(),
-                source: error.into(),
-            })
+            proven.map_err(|error| of_path_proof(peer.into(), error))
         };
         match tokio::time::timeout(timeout, proven).await {
             Ok(outcome) => outcome?,

@@ -12,6 +12,7 @@
 //! | `completion` | completion queues that queue pairs share, and the rules for polling them |
 //! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
+//! | `connect_error` | the errors of an attempt, on both sides |
 //! | `bring_up` | the calls that bring a link up, on threads that may block |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | workarounds for Soft-iWARP: payload that TCP still reads, and a limit of about 60 connections |
@@ -35,7 +36,8 @@
 //!
 //! # Removal of a device
 //!
-//! The links of a removed device end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The
+//! The links of a removed device end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved), and
+//! connection attempts over it fail with [`DeviceRemoved`](crate::FabricError::DeviceRemoved). The
 //! kernel waits until every object on the device is freed, so links, pools and the [`VerbsDevice`]
 //! must be dropped. librdmacm then closes its own handle when it next lists the devices. The last
 //! device of the host is an exception: librdmacm keeps its handle until the process ends.
@@ -45,6 +47,7 @@ mod bring_up;
 mod cm;
 mod completion;
 mod connect;
+mod connect_error;
 mod context;
 mod discovery;
 mod host_watch;

@@ -336,11 +336,14 @@ fn is_of_the_rail(code: ReasonCode, was_silent: bool) -> bool {
 }
 
 /// Whether the server may have accepted the connection, and spent the ticket, although the client's
-/// attempt failed.
+/// attempt failed. A device may be removed after the server has answered.
 fn may_have_accepted(code: ReasonCode) -> bool {
     matches!(
         code,
-        ReasonCode::HandshakeTimeout | ReasonCode::LargePacketsLost | ReasonCode::LinkLost
+        ReasonCode::HandshakeTimeout
+            | ReasonCode::LargePacketsLost
+            | ReasonCode::LinkLost
+            | ReasonCode::NoDevice
     )
 }
 
@@ -405,6 +408,14 @@ mod tests {
             let ended = first_answer(pin!(first), &answered, || Box::pin(others)).await;
             assert_eq!(code(ended), expected);
         }
+    }
+
+    #[test]
+    fn a_ticket_that_the_server_may_have_accepted_is_not_presented_again() {
+        for code in [ReasonCode::HandshakeTimeout, ReasonCode::LinkLost, ReasonCode::NoDevice] {
+            assert!(may_have_accepted(code), "{code}");
+        }
+        assert!(!may_have_accepted(ReasonCode::NoRoute));
     }
 
     #[tokio::test(start_paused = true)]

@@ -228,6 +228,26 @@ mod tests {
         }
     }
 
+    /// The channel treats `no-device` like every missing device: it is the rail's fault.
+    #[test]
+    fn a_device_that_is_removed_while_a_connection_is_made_is_no_device() {
+        let removed = || FabricError::DeviceRemoved { device: "mlx5_0".to_owned() };
+        let reason = connect(removed().into());
+        assert_eq!(reason.code(), ReasonCode::NoDevice, "{reason}");
+        assert_eq!(reason.detail(), removed().to_string());
+        let addr = || Addr::Ip(([10, 0, 0, 1], 7).into());
+        let peer = Box::new(tonic_rdma_fabric::PeerInfo {
+            provider: "verbs",
+            device: "mlx5_0".to_owned(),
+            local: addr(),
+            remote: addr(),
+            path_mtu: None,
+        });
+        let source = tonic_rdma_fabric::LinkError::Disconnected { peer }.into();
+        let reason = connect(ConnectError::LongPackets { addr: addr(), source });
+        assert_eq!(reason.code(), ReasonCode::LargePacketsLost, "{reason}");
+    }
+
     #[test]
     fn another_version_of_shared_memory_is_named_as_such() {
         let addr = Addr::Process(7);
