@@ -418,7 +418,10 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (vec![(lend_saying(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),
         (vec![(lend_saying(1, 2), vec![whole(), pipe()])], "a pipe comes with the first"),
         (vec![(lend_saying(1, 1), vec![whole(), pipe(), pipe()])], "neither a file nor a file"),
-        (vec![(lend_saying(1, 3), vec![whole(), pipe()])], "makes no sense"),
+        (
+            vec![(lend_saying(1, 3), vec![whole(), pipe()])],
+            "received Lend (kind 10) of 22 bytes with an invalid field, with descriptors",
+        ),
         (vec![(lend(1, 0, 8192), vec![whole(), pipe()])], "4096 bytes"),
         (vec![(lend(1, 0, 4096), vec![whole()])], "a pipe comes with the first"),
         (vec![(lend(1, 0, 4096), vec![whole(), whole()])], "neither a file nor a file and a pipe"),
@@ -435,8 +438,11 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
             ],
             "a pipe comes with the first",
         ),
-        (vec![(vec![LEND, 1], vec![whole(), pipe()])], "makes no sense"),
-        (vec![(vec![TAKEN, 1], vec![])], "makes no sense"),
+        (
+            vec![(vec![LEND, 1], vec![whole(), pipe()])],
+            "received Lend (kind 10) of 2 bytes instead of 22",
+        ),
+        (vec![(vec![TAKEN, 1], vec![])], "received Taken (kind 11) of 2 bytes instead of 5"),
     ];
     // Files that nobody can write to may be lent. This file is lent twice.
     let kept = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;

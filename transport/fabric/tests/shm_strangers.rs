@@ -51,6 +51,26 @@ async fn a_listener_of_another_version_is_named_as_such() {
     drop(server.join().unwrap());
 }
 
+/// A server that answers with a message for established connections.
+#[tokio::test]
+async fn an_answer_that_is_none_is_described() {
+    let name = format!("tonic-rdma-test-answer-{}", std::process::id());
+    let listener = stranger_listener(&name);
+    let server = std::thread::spawn(move || {
+        let stranger = Stranger::accept(&listener);
+        assert_eq!(stranger.receive().unwrap().0[0], HELLO);
+        stranger.send(&forget(7), &[]);
+        stranger
+    });
+    let addr: ShmAddr = name.parse().unwrap();
+    let error = side().connect(&addr.into()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Failed { .. }), "{error}");
+    let described = "expected Accept with descriptors, or Reject, Refused, OtherUser or NoRoom \
+                     without, received Forget (kind 6) of 5 bytes";
+    assert!(error.to_string().ends_with(described), "{error}");
+    drop(server.join().unwrap());
+}
+
 /// A server that accepts a client with these files for the rings, and then sends `more`.
 fn server_with(listener: &OwnedFd, rings: &[OwnedFd], more: Option<&[u8]>) -> Stranger {
     let stranger = Stranger::accept(listener);
@@ -189,12 +209,17 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = [(0, 64), (8, 100), (64, 4096), (65536, 1 << 20), (u32::MAX, u32::MAX)];
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
-        (b"GET / HTTP/1.1", &[], "makes no sense"),
+        (
+            b"GET / HTTP/1.1",
+            &[],
+            "expected Hello (kind 1), received 14 bytes of the unknown kind 71",
+        ),
         (&other_version, &[], "a greeting of version 1, this end has 12"),
-        (&good[..12], &[], "makes no sense"),
+        (&good[..12], &[], "received Hello (kind 1) of 12 bytes instead of 17 to 73"),
         (&[0; 300], &[], "longer"),
     ];
-    cases.extend(absurd.iter().map(|hello| (hello.as_slice(), [].as_slice(), "makes no sense")));
+    let invalid = "received Hello (kind 1) of 17 bytes with an invalid field";
+    cases.extend(absurd.iter().map(|hello| (hello.as_slice(), [].as_slice(), invalid)));
     let both = [ring.as_fd(), event.as_fd()];
     let forty = [event.as_fd(); 40];
     cases.extend([(good.as_slice(), both.as_slice(), "before they were asked for")]);
@@ -354,8 +379,15 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
         (vec![(chunk(1, 0, (1 << 20) + 1), vec![good.as_fd()])], "1048576 bytes"),
         (vec![(chunk(1, 0, page), vec![good.as_fd()])], "1048576 bytes"),
         (vec![(chunk(1, 0, 0), vec![good.as_fd()])], "0 are to be mapped"),
-        (vec![(chunk(1, u64::MAX, 2), vec![good.as_fd()])], "makes no sense"),
-        (vec![(chunk(1, 0, page), vec![])], "makes no sense"),
+        (
+            vec![(chunk(1, u64::MAX, 2), vec![good.as_fd()])],
+            "received Chunk (kind 5) of 21 bytes with an invalid field, with descriptors",
+        ),
+        (
+            vec![(chunk(1, 0, page), vec![])],
+            "expected Chunk, Lend or Name with descriptors, or Forget, Wake, Taken, Declined, Unlend, \
+             Unname or Refused without, received Chunk (kind 5) of 21 bytes",
+        ),
         (vec![(chunk(1, 0, page), vec![small.as_fd(); 2])], "not exactly one file"),
         (vec![(chunk(1, 0, page), vec![good.as_fd(); 5])], "more descriptors"),
         (
@@ -367,10 +399,16 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
             "0x1 twice",
         ),
         (vec![(forget(7), vec![])], "was not given"),
-        (vec![(forget(7), vec![small.as_fd()])], "makes no sense"),
-        (vec![(hello(8, 64), vec![])], "makes no sense"),
-        (vec![(vec![READY], vec![small.as_fd(); 2])], "makes no sense"),
-        (vec![(vec![99; 200], vec![])], "makes no sense"),
+        (
+            vec![(forget(7), vec![small.as_fd()])],
+            "received Forget (kind 6) of 5 bytes, with descriptors",
+        ),
+        (vec![(hello(8, 64), vec![])], "received Hello (kind 1) of 17 bytes"),
+        (
+            vec![(vec![READY], vec![small.as_fd(); 2])],
+            "received Ready (kind 8) of 1 bytes instead of 9 to 26, with descriptors",
+        ),
+        (vec![(vec![99; 200], vec![])], "received 200 bytes of the unknown kind 99"),
         (vec![(vec![0; 300], vec![])], "longer"),
     ];
     for (words, why) in cases {

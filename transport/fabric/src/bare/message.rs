@@ -43,6 +43,24 @@ pub(super) enum BareMessage {
     Written,
 }
 
+impl BareMessage {
+    /// The name and the kind, for errors.
+    fn name(&self) -> String {
+        let (name, kind) = match self {
+            BareMessage::Echo => ("echo", ECHO),
+            BareMessage::Places(_) => ("places", PLACES),
+            BareMessage::Write(_) => ("write", WRITE),
+            BareMessage::Written => ("written", WRITTEN),
+        };
+        format!("{name} (kind {kind})")
+    }
+
+    /// The error for this message, which came where `expected` was expected.
+    pub(super) fn instead_of(&self, expected: &'static str) -> BareError {
+        BareError::Unexpected { expected, received: self.name() }
+    }
+}
+
 const ECHO: u8 = 1;
 const PLACES: u8 = 2;
 const WRITE: u8 = 3;
@@ -80,8 +98,12 @@ pub(super) fn written(out: &mut Vec<u8>) {
 
 /// Decodes an untrusted message.
 pub(super) fn decode(bytes: &[u8]) -> Result<BareMessage, BareError> {
-    let unknown = || BareError::Message(format!("{} bytes: {:02x?}", bytes.len(), head(bytes)));
-    let (kind, fields) = bytes.split_first().ok_or_else(unknown)?;
+    let invalid = |fault: String| {
+        BareError::Message(format!("{fault}, received {} bytes: {:02x?}", bytes.len(), head(bytes)))
+    };
+    let Some((kind, fields)) = bytes.split_first() else {
+        return Err(invalid("expected a kind".to_owned()));
+    };
     match *kind {
         ECHO => Ok(BareMessage::Echo),
         PLACES
@@ -93,10 +115,14 @@ pub(super) fn decode(bytes: &[u8]) -> Result<BareMessage, BareError> {
             Some([len, count, in_flight]) => {
                 Ok(BareMessage::Write(Writes { len, count, in_flight }))
             }
-            None => Err(unknown()),
+            None => Err(invalid("write (kind 3): expected 13 bytes".to_owned())),
         },
         WRITTEN if fields.is_empty() => Ok(BareMessage::Written),
-        _ => Err(unknown()),
+        PLACES => Err(invalid(format!(
+            "places (kind 2): expected 1 byte and {PLACE_LEN} for each of at most {MAX_PLACES} places"
+        ))),
+        WRITTEN => Err(invalid("written (kind 4): expected 1 byte".to_owned())),
+        unknown => Err(invalid(format!("unknown kind {unknown}: expected 1 to 4"))),
     }
 }
 
@@ -145,14 +171,21 @@ pub enum BareError {
         /// The length of the longest place in bytes.
         longest: usize,
     },
-    /// The peer wanted more bytes than this end writes on one request, or WRITEs longer than this
-    /// end allows.
+    /// The peer wanted more bytes than this end writes on one request.
     #[error("the peer wants {wanted} bytes written, at most {limit} are")]
     TooMuch {
         /// The number of bytes that the peer wants.
         wanted: u64,
         /// The maximum number of bytes.
         limit: u64,
+    },
+    /// The peer wanted longer WRITEs than this end does.
+    #[error("the peer wants WRITEs of {len} bytes, each may have at most {limit}")]
+    LongWrites {
+        /// The length of each WRITE in bytes.
+        len: u32,
+        /// The maximum length in bytes.
+        limit: usize,
     },
     /// The peer wanted more WRITEs than this end does on one request.
     #[error("the peer wants {wanted} WRITEs, at most {limit} are done at a request")]
@@ -162,9 +195,17 @@ pub enum BareError {
         /// The maximum number of WRITEs.
         limit: u64,
     },
-    /// The peer sent an invalid message, or a message that was not expected at this point.
-    #[error("a message that makes no sense: {0}")]
+    /// The peer sent a message that cannot be decoded.
+    #[error("invalid message from the peer: {0}")]
     Message(String),
+    /// The peer sent a valid message that was not expected at this point.
+    #[error("unexpected message from the peer: expected {expected}, received {received}")]
+    Unexpected {
+        /// The messages that were expected.
+        expected: &'static str,
+        /// The name and the kind of the received message.
+        received: String,
+    },
 }
 
 #[cfg(test)]
@@ -191,9 +232,23 @@ mod tests {
 
     #[test]
     fn what_is_none_is_named() {
-        for bytes in [&[][..], &[0], &[5, 1], &[4, 0], &[3; 12], &[2; 18], &[2; 273]] {
+        let places = "places (kind 2): expected 1 byte and 16 for each of at most 16 places";
+        let cases: [(&[u8], &str); 7] = [
+            (&[], "expected a kind"),
+            (&[0], "unknown kind 0: expected 1 to 4"),
+            (&[5, 1], "unknown kind 5: expected 1 to 4"),
+            (&[4, 0], "written (kind 4): expected 1 byte"),
+            (&[3; 12], "write (kind 3): expected 13 bytes"),
+            (&[2; 18], places),
+            (&[2; 273], places),
+        ];
+        for (bytes, fault) in cases {
             let error = decode(bytes).unwrap_err().to_string();
-            assert!(error.contains(&format!("{} bytes", bytes.len())), "{error}");
+            let received = format!("{fault}, received {} bytes: ", bytes.len());
+            assert!(
+                error.starts_with(&format!("invalid message from the peer: {received}")),
+                "{error}"
+            );
         }
     }
 

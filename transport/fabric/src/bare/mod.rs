@@ -36,8 +36,8 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<(), 
     loop {
         match end.receive().await? {
             BareMessage::Echo => end.send_back().await?,
-            BareMessage::Places(_) if end.has_granted() => {
-                return Err(BareError::Message("places were granted before".into()));
+            places @ BareMessage::Places(_) if end.has_granted() => {
+                return Err(places.instead_of("echo or write, because places were granted before"));
             }
             BareMessage::Places(places) => {
                 end.set_places(places);
@@ -46,8 +46,12 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<(), 
             }
             BareMessage::Write(writes) => {
                 let wanted = u64::from(writes.len) * u64::from(writes.count);
-                if wanted > limits.requested || writes.len as usize > limits.place_len {
+                if wanted > limits.requested {
                     return Err(BareError::TooMuch { wanted, limit: limits.requested });
+                }
+                if writes.len as usize > limits.place_len {
+                    let (len, limit) = (writes.len, limits.place_len);
+                    return Err(BareError::LongWrites { len, limit });
                 }
                 if u64::from(writes.count) > limits.requested_writes {
                     let (wanted, limit) = (writes.count, limits.requested_writes);
@@ -56,7 +60,7 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: BareLimits) -> Result<(), 
                 end.write(writes).await?;
                 end.send_written().await?;
             }
-            message => return Err(BareError::Message(format!("{message:?}"))),
+            message => return Err(message.instead_of("echo, places or write")),
         }
     }
 }
@@ -82,7 +86,7 @@ impl Bare {
         end.send_places(limits.place_len).await?;
         match end.receive().await? {
             BareMessage::Places(places) => end.set_places(places),
-            message => return Err(BareError::Message(format!("{message:?}"))),
+            message => return Err(message.instead_of("places")),
         }
         let granted = end.granted();
         Ok(Self { end, granted, limits })
@@ -114,7 +118,7 @@ impl Bare {
             }
             match self.end.receive().await? {
                 BareMessage::Echo => back += 1,
-                message => return Err(BareError::Message(format!("{message:?}"))),
+                message => return Err(message.instead_of("echo")),
             }
         }
         Ok(())
@@ -160,7 +164,7 @@ impl Bare {
             self.end.send_writes(writes(len, part, in_flight)).await?;
             match self.end.receive().await? {
                 BareMessage::Written => left -= part,
-                message => return Err(BareError::Message(format!("{message:?}"))),
+                message => return Err(message.instead_of("written")),
             }
         }
         Ok(())

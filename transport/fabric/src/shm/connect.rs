@@ -17,7 +17,7 @@ use crate::shm::link::ShmLink;
 use crate::shm::offers::Taken;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::Rings;
-use crate::shm::socket::wire::{Message, VERSION, other_version};
+use crate::shm::socket::wire::{ANSWERS, Message, VERSION, other_version, unexpected};
 use crate::shm::socket::{Socket, SocketMessage, is_end};
 use crate::shm::wakeup::Wakeup;
 use crate::shm::wakeup::channels::{self, Chosen};
@@ -153,7 +153,8 @@ async fn attempt(
                 ConnectError::OtherVersion { addr: addr.clone().into(), version, own: VERSION }
             }
             None => {
-                failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))
+                let what = unexpected(ANSWERS, &bytes, has_fds);
+                failed(io::Error::new(io::ErrorKind::InvalidData, what))
             }
         }),
     }

@@ -54,7 +54,7 @@ use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
-use crate::shm::socket::wire::Message;
+use crate::shm::socket::wire::{Message, OF_A_LINK, unexpected};
 use crate::shm::socket::{Credentials, Socket, SocketMessage, is_end, is_shortage};
 use crate::shm::taking::{Deferred, Pending, take_file};
 use crate::shm::wakeup::Wakeup;
@@ -435,7 +435,7 @@ impl ShmLink {
                 );
                 Err(self.device_error("accept", source))
             }
-            _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
+            _ => Err(self.breach(unexpected(OF_A_LINK, &bytes, has_fds))),
         }
     }
 

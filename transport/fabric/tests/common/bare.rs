@@ -108,12 +108,15 @@ pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
     };
     let nowhere = NonZeroU64::MAX.get() - 4095;
     let cases: [(&[Vec<u8>], &str); 7] = [
-        (&[vec![9; 300]], "makes no sense: 300 bytes"),
-        (&[vec![4]], "makes no sense: Written"),
+        (&[vec![9; 300]], "unknown kind 9: expected 1 to 4, received 300 bytes: [09"),
+        (&[vec![4]], "expected echo, places or write, received written (kind 4)"),
         (&[write(4096, 1, 1)], "the peer's longest has 0"),
-        (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before"),
+        (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before, received places"),
         (&[place(nowhere, 7, u32::MAX), write(0, 4096, 1)], "no place for a WRITE of 0 bytes"),
-        (&[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)], "1048576 bytes written"),
+        (
+            &[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)],
+            "the peer wants WRITEs of 1048576 bytes, each may have at most 65536",
+        ),
         // No memory has this address and key. The link chooses the text of the error.
         (&[place(nowhere, 0xdead_beef, u32::MAX), write(1, 1000, u32::MAX)], ""),
     ];

@@ -4,6 +4,8 @@
 //! the version. An end that speaks another version is refused. The refused end finds the version of
 //! the other end in the magic of the answer.
 
+use std::ops::RangeInclusive;
+
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
 use crate::shm::ring::Shape;
@@ -82,6 +84,27 @@ impl MessageKind {
             | MessageKind::Unlend
             | MessageKind::Name
             | MessageKind::Unname => false,
+        }
+    }
+
+    /// The lengths in bytes that a message of this kind may have.
+    fn lengths(self) -> RangeInclusive<usize> {
+        const HEAD: usize = 1 + MAGIC.len();
+        match self {
+            MessageKind::Hello => HEAD + 9..=HEAD + 9 + MAX_PRIVATE_DATA,
+            MessageKind::Accept => HEAD + 25..=HEAD + 25 + MAX_PRIVATE_DATA,
+            MessageKind::Reject => HEAD..=HEAD + MAX_PRIVATE_DATA,
+            MessageKind::Refused => HEAD..=HEAD + MAX_TEXT,
+            MessageKind::OtherUser | MessageKind::NoRoom => HEAD + 4..=HEAD + 4,
+            MessageKind::Chunk | MessageKind::Name => 21..=21,
+            MessageKind::Lend => 22..=22,
+            MessageKind::Forget
+            | MessageKind::Taken
+            | MessageKind::Declined
+            | MessageKind::Unlend
+            | MessageKind::Unname => 5..=5,
+            MessageKind::Wake => 1..=1,
+            MessageKind::Ready => 9..=26,
         }
     }
 }
@@ -276,6 +299,39 @@ impl Message {
     }
 }
 
+/// The messages that a connecting end expects as an answer, for [`unexpected`].
+pub(crate) const ANSWERS: &str =
+    "Accept with descriptors, or Reject, Refused, OtherUser or NoRoom without";
+
+/// The messages that the end of an established link expects, for [`unexpected`].
+pub(crate) const OF_A_LINK: &str = "Chunk, Lend or Name with descriptors, or Forget, Wake, Taken, \
+                                    Declined, Unlend, Unname or Refused without";
+
+/// Describes a message that came where `expected` was expected: its kind, its length, and whether
+/// it is valid and has descriptors.
+pub(crate) fn unexpected(expected: &str, bytes: &[u8], has_fds: bool) -> String {
+    let len = bytes.len();
+    let kind = bytes.first().map(|code| (code, MessageKind::from_code(*code)));
+    let received = match kind {
+        None => "an empty message".to_owned(),
+        Some((code, None)) => format!("{len} bytes of the unknown kind {code}"),
+        Some((code, Some(kind))) => {
+            let lengths = kind.lengths();
+            let fault = match (lengths.contains(&len), Message::decode(bytes)) {
+                (false, None) if lengths.start() == lengths.end() => {
+                    format!(" instead of {}", lengths.start())
+                }
+                (false, None) => format!(" instead of {} to {}", lengths.start(), lengths.end()),
+                (true, None) => " with an invalid field".to_owned(),
+                (_, Some(_)) => String::new(),
+            };
+            format!("{kind:?} (kind {code}) of {len} bytes{fault}")
+        }
+    };
+    let with = if has_fds { ", with descriptors" } else { "" };
+    format!("expected {expected}, received {received}{with}")
+}
+
 /// The version of a handshake message, if it differs from this end's version.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     let (code, rest) = bytes.split_first()?;
@@ -373,6 +429,7 @@ mod tests {
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
+            assert!(message.kind().lengths().contains(&bytes.len()), "{message:?}");
             assert_eq!(Message::decode(&bytes[..bytes.len().min(3) - 1]), None, "{message:?}");
         }
         assert_eq!(Message::decode(&[]), None);
@@ -401,6 +458,29 @@ mod tests {
             Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()),
             None
         );
+    }
+
+    #[test]
+    fn an_unexpected_message_is_described_by_its_kind_and_length() {
+        let (shape, takes) = (Shape { slots: 3, slot_size: 128 }, Takes::default());
+        let hello = Message::Hello { shape, takes, private_data: vec![7; 4] }.encode();
+        let mut unsound = hello.clone();
+        unsound[8..12].fill(0);
+        let cases: [(&[u8], &str); 7] = [
+            (&[], "an empty message"),
+            (b"GET / HTTP/1.1", "14 bytes of the unknown kind 71"),
+            (&hello[..12], "Hello (kind 1) of 12 bytes instead of 17 to 73"),
+            (&unsound, "Hello (kind 1) of 21 bytes with an invalid field"),
+            (&hello, "Hello (kind 1) of 21 bytes"),
+            (&[MessageKind::Taken as u8, 1], "Taken (kind 11) of 2 bytes instead of 5"),
+            (&Message::Wake.encode(), "Wake (kind 7) of 1 bytes"),
+        ];
+        for (bytes, received) in cases {
+            let text = unexpected("Accept", bytes, false);
+            assert_eq!(text, format!("expected Accept, received {received}"));
+            assert!(text.len() < MAX_TEXT, "the peer gets only a part of: {text}");
+            assert_eq!(unexpected("Accept", bytes, true), text + ", with descriptors");
+        }
     }
 
     proptest::proptest! {

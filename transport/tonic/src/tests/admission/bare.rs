@@ -150,7 +150,8 @@ async fn a_ticket_is_for_one_kind() {
     let mut out = Vec::new();
     while std::future::poll_fn(|cx| connected.link.poll(cx, &mut out)).await.is_ok() {}
     let ended = logs.lines_with("bare connection ended");
-    assert!(ended.len() == 1 && ended[0].contains("makes no sense: 64 bytes"), "{ended:?}");
+    let described = "unknown kind 7: expected 1 to 4, received 64 bytes";
+    assert!(ended.len() == 1 && ended[0].contains(described), "{ended:?}");
 
     let (connected, pool) = admitted(&mut hand, false).await.unwrap();
     let error =
