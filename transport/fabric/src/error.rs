@@ -59,10 +59,12 @@ impl fmt::Display for Verb {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// This build does not have the provider: RDMA needs Linux and the feature `verbs`, and shared
-    /// memory needs Linux and the feature `shm`.
+    /// This build does not have the provider: RDMA needs Linux on x86-64 or AArch64 and the feature
+    /// `verbs`, and shared memory needs Linux and the feature `shm`.
     #[error(
-        "no RDMA on this platform: this build has no verbs provider (it needs Linux and the feature `verbs`)"
+        "no RDMA in this build for {} on {}: the verbs provider needs Linux on x86-64 or AArch64, and the feature `verbs`",
+        std::env::consts::OS,
+        std::env::consts::ARCH
     )]
     Platform,
     /// A library of rdma-core cannot be loaded, usually because rdma-core is not installed.
@@ -516,6 +518,15 @@ impl LinkError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_platform_without_rdma_is_named_with_those_that_have_it() {
+        let text = FabricError::Platform.to_string();
+        for named in [std::env::consts::OS, std::env::consts::ARCH, "x86-64 or AArch64", "`verbs`"]
+        {
+            assert!(text.contains(named), "{named}: {text}");
+        }
+    }
 
     #[test]
     fn a_connection_is_called_what_it_is() {

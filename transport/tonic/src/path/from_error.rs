@@ -228,6 +228,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_processor_without_bindings_is_told_those_that_have_them() {
+        let reason = fabric(FabricError::Platform);
+        assert_eq!(reason.code(), ReasonCode::Platform, "{reason}");
+        for text in [reason.detail(), reason.cure()] {
+            assert!(text.contains("Linux on x86-64 or AArch64"), "{text}");
+        }
+    }
+
     /// The channel treats `no-device` like every missing device: it is the rail's fault.
     #[test]
     fn a_device_that_is_removed_while_a_connection_is_made_is_no_device() {

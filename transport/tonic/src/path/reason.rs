@@ -67,8 +67,8 @@ pub enum ReasonCode {
     NoSharedMemory,
     /// RDMA belongs to this process's parent, which used RDMA before it forked.
     Forked,
-    /// RDMA is not available on this operating system, or in this build (without the feature
-    /// `verbs`).
+    /// RDMA is not available on this operating system, on this processor, or in this build (without
+    /// the feature `verbs`).
     Platform,
     /// The fast path is being set up. Calls go over TCP until the fast path is up.
     Pending,
@@ -266,7 +266,9 @@ impl ReasonCode {
             Self::Forked => {
                 "fork before the first channel or server uses RDMA, or let the child execute a program"
             }
-            Self::Platform => "run on Linux",
+            Self::Platform => {
+                "run on Linux on x86-64 or AArch64, and build with the feature `verbs`"
+            }
             Self::Pending => "nothing: wait for Channel::path_changed",
             Self::GoAway => "nothing: the channel tries again by itself",
             Self::PeerUnreachable => {
