@@ -109,8 +109,8 @@ pub enum FabricError {
         /// The names of the devices that exist.
         found: Vec<String>,
     },
-    /// No port of the device is active, or the address to be used lies on an inactive port or on an
-    /// interface without a carrier. The fault is in this host, its cable or its switch.
+    /// No port of the device is active, or the address to be used lies on an inactive port. The
+    /// fault is in this host, its cable or its switch.
     #[error(
         "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
     )]
@@ -120,6 +120,18 @@ pub enum FabricError {
         /// The state of the port that has the address, or of the device's first port. A
         /// [`HostSnapshot`](crate::HostSnapshot) always reports `Down`.
         state: PortState,
+    },
+    /// The network interface of the address to be used is down or has no carrier, although a port
+    /// of the device is active or the states of its ports are unknown. The fault is in this host,
+    /// its cable or its switch.
+    #[error(
+        "interface {interface} of RDMA device {device} is down or has no carrier: check cable, switch or `ip link`"
+    )]
+    NoCarrier {
+        /// The name of the device.
+        device: String,
+        /// The name of the interface.
+        interface: String,
     },
     /// The device has no IP address on this host.
     #[error(

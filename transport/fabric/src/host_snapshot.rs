@@ -47,17 +47,19 @@ impl HostSnapshot {
     pub fn obstacle(&self, device: &str, local: IpAddr) -> Option<FabricError> {
         // If the device is lost, its links report the loss themselves.
         let seen = self.devices.iter().find(|seen| seen.name == device)?;
-        let down =
-            || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };
         let is_active = |state: &Vec<u8>| state.starts_with(b"4:");
         if !seen.ports.is_empty() && !seen.ports.iter().any(is_active) {
-            return Some(down());
+            let (device, state) = (device.to_owned(), PortState::Down);
+            return Some(FabricError::NoActivePort { device, state });
         }
         match self.addresses.iter().find(|at| at.ip == local) {
             // Loopback and link-local addresses are not in the list.
             None if !is_reachable(&local) => None,
             None => Some(FabricError::NotOnRdma { addr: local }),
-            Some(at) if !at.running => Some(down()),
+            Some(at) if !at.running => {
+                let (device, interface) = (device.to_owned(), at.interface.clone());
+                Some(FabricError::NoCarrier { device, interface })
+            }
             Some(_) => {
                 let (_, found) = self.places.iter().find(|(at, _)| *at == local)?;
                 let (addr, device, found) = (local, device.to_owned(), found.clone());
@@ -154,9 +156,12 @@ mod tests {
         }
         let moved = obstacle("unknown", ip(4)).unwrap();
         assert!(moved.contains("moved from RDMA device unknown to up"), "{moved}");
-        let port = |device: &str| format!("no port of RDMA device {device} is active (it is down)");
-        for (device, local) in [("down", ip(1)), ("up", ip(2)), ("unknown", ip(2))] {
-            assert!(obstacle(device, local).unwrap().starts_with(&port(device)));
+        let port = "no port of RDMA device down is active (it is down)";
+        assert!(obstacle("down", ip(1)).unwrap().starts_with(port));
+        for device in ["up", "unknown"] {
+            let interface =
+                format!("interface eth0 of RDMA device {device} is down or has no carrier");
+            assert!(obstacle(device, ip(2)).unwrap().starts_with(&interface));
         }
         assert!(matches!(host.obstacle("up", ip(3)), Some(FabricError::NotOnRdma { .. })));
         assert_eq!(obstacle("up", IpAddr::from([169, 254, 0, 1])), None);

@@ -18,7 +18,9 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         FabricError::NoDevice
         | FabricError::NoSuchDevice { .. }
         | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,
-        FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
+        FabricError::NoActivePort { .. } | FabricError::NoCarrier { .. } => {
+            ReasonCode::NoActivePort
+        }
         FabricError::NoAddress { .. }
         | FabricError::NoIpoib { .. }
         | FabricError::NotOnRdma { .. }
@@ -226,6 +228,14 @@ mod tests {
             assert_eq!(reason.side(), crate::path::reason::Side::Local, "{reason}");
             assert!(reason.detail().contains(&by.to_string()), "{reason}");
         }
+    }
+
+    #[test]
+    fn an_interface_without_a_carrier_is_named() {
+        let (device, interface) = ("mlx5_0".to_owned(), "eth0".to_owned());
+        let reason = fabric(FabricError::NoCarrier { device, interface });
+        assert_eq!(reason.code(), ReasonCode::NoActivePort, "{reason}");
+        assert!(reason.detail().starts_with("interface eth0 of RDMA device mlx5_0"), "{reason}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum ReasonCode {
     /// This host has no RDMA device, or lacks the device that `TONIC_RDMA_DEVICE` or
     /// [`ContextBuilder::device`](crate::ContextBuilder::device) names, or the device was removed.
     NoDevice,
-    /// This host has devices, but no active port.
+    /// This host has devices, but no active port, or the device's interface has no carrier.
     NoActivePort,
     /// The address in question does not belong to an RDMA device.
     NotOnRdmaDevice,
