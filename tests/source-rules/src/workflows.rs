@@ -1,4 +1,5 @@
-//! Hosted workflows call only targets that the Makefile has, and together they call every test.
+//! Hosted workflows call only targets that the Makefile has, and together they call every test and
+//! every check.
 //!
 //! The workflows are read line by line: a command is the text behind `run:`, or the block below it.
 //! Workflows must call `make` with literal targets, because an expression such as `${{
@@ -8,8 +9,8 @@ use std::collections::BTreeSet;
 
 use crate::files::Source;
 
-/// Variables of the Makefile that list the tests. At least one of these variables must exist.
-pub const TESTS: &[&str] = &["TESTS", "MORE_TESTS"];
+/// Variables of the Makefile that list the steps of `.ci/run`. Each of these variables must exist.
+pub const LISTS: &[&str] = &["TESTS", "TESTS_BESIDE", "MORE_TESTS", "CHECKS", "CHECKS_BESIDE"];
 
 /// Words that may stand before a command, and may be followed by options and numbers.
 const PREFIXES: &[&str] =
@@ -100,11 +101,11 @@ fn is_assignment(word: &str) -> bool {
     })
 }
 
-/// Calls to targets that do not exist, and tests that no workflow runs.
+/// Calls to targets that do not exist, and tests and checks that no workflow runs.
 ///
 /// # Errors
 ///
-/// When the Makefile has none of the variables in [`TESTS`].
+/// The error names those of [`LISTS`] that the Makefile does not assign to.
 pub fn wrong(makefile: &str, workflows: &[Source]) -> Result<Vec<String>, String> {
     let existing = targets(makefile);
     let mut wrong = Vec::new();
@@ -118,12 +119,20 @@ pub fn wrong(makefile: &str, workflows: &[Source]) -> Result<Vec<String>, String
             called.insert(target);
         }
     }
-    let lists: Vec<_> = TESTS.iter().filter_map(|name| variable(makefile, name)).collect();
-    if lists.is_empty() {
-        return Err(format!("the Makefile assigns to none of {}", TESTS.join(", ")));
+    let mut unassigned = Vec::new();
+    for name in LISTS {
+        let Some(steps) = variable(makefile, name) else {
+            unassigned.push(*name);
+            continue;
+        };
+        for step in steps.into_iter().filter(|step| !called.contains(*step)) {
+            wrong.push(format!("no workflow runs make {step}, a step of {name}"));
+        }
     }
-    for test in lists.into_iter().flatten().filter(|test| !called.contains(*test)) {
-        wrong.push(format!("no workflow runs make {test}"));
+    if unassigned.is_empty() {
+        Ok(wrong)
+    } else {
+        let names = unassigned.join(", ");
+        Err(format!("the Makefile does not assign to {names}: correct LISTS in workflows.rs"))
     }
-    Ok(wrong)
 }

@@ -287,19 +287,23 @@ fn a_lint_that_is_off_is_found() {
     assert_eq!(found(root, member, "#![allow(clippy::undocumented_unsafe_blocks)]").len(), 1);
 }
 
-/// A Makefile with five targets, three of them tests.
+/// A Makefile with eight targets, four of them tests and three of them checks.
 const MAKEFILE: &str = "\
 CARGO ?= cargo
 .PHONY: build test test-a \\
-    test-b test-c
+    test-b test-c test-d
 build: packages ## compile
 \t$(CARGO) build: not a target
 TESTS := test-a \\
     test-b
+TESTS_BESIDE := test-d
 MORE_TESTS = test-c
+CHECKS := lint links
+CHECKS_BESIDE := package
 test-a test-b: build ## two of them
-test-c:
+test-c test-d:
 lint: ; true
+links package:
 ";
 
 fn workflow(text: &str) -> [Source; 1] {
@@ -309,10 +313,13 @@ fn workflow(text: &str) -> [Source; 1] {
 #[test]
 fn targets_and_lists_of_a_makefile_are_read() {
     let targets: Vec<_> = workflows::targets(MAKEFILE).into_iter().collect();
-    assert_eq!(targets, ["build", "lint", "test-a", "test-b", "test-c"]);
+    let expected = ["build", "links", "lint", "package", "test-a", "test-b", "test-c", "test-d"];
+    assert_eq!(targets, expected);
     let list = |name| workflows::variable(MAKEFILE, name);
     assert_eq!(list("TESTS"), Some(vec!["test-a", "test-b"]));
+    assert_eq!(list("TESTS_BESIDE"), Some(vec!["test-d"]));
     assert_eq!(list("MORE_TESTS"), Some(vec!["test-c"]));
+    assert_eq!(list("CHECKS"), Some(vec!["lint", "links"]));
     assert_eq!(list("MORE"), None);
 }
 
@@ -368,18 +375,20 @@ jobs:
 }
 
 #[test]
-fn a_workflow_that_runs_all_tests_is_sound() {
-    let sound = workflow("- run: make test-a test-b\n- run: |\n    make test-c\n    make lint\n");
+fn a_workflow_that_runs_all_tests_and_checks_is_sound() {
+    let sound = workflow(
+        "- run: make test-a test-b links\n- run: |\n    make test-c test-d package\n    make lint\n",
+    );
     assert_eq!(workflows::wrong(MAKEFILE, &sound), Ok(vec![]));
 }
 
 #[test]
 fn a_target_that_does_not_exist_is_found_in_a_workflow() {
-    let all = "- run: make test-a test-b test-c\n";
-    for wrong in ["- run: make test-d\n", "- run: |\n    make test-d\n"] {
+    let all = "- run: make test-a test-b test-c test-d lint links package\n";
+    for wrong in ["- run: make test-e\n", "- run: |\n    make test-e\n"] {
         let found = workflows::wrong(MAKEFILE, &workflow(&format!("{all}{wrong}"))).unwrap();
         let line = wrong.lines().count() + 1;
-        assert_eq!(found, [format!("ci.yml:{line}: the Makefile has no target test-d")]);
+        assert_eq!(found, [format!("ci.yml:{line}: the Makefile has no target test-e")]);
     }
     let matrix = workflow(&format!("{all}- run: make ${{{{ matrix.target }}}}\n"));
     let found = workflows::wrong(MAKEFILE, &matrix).unwrap();
@@ -387,12 +396,26 @@ fn a_target_that_does_not_exist_is_found_in_a_workflow() {
 }
 
 #[test]
-fn a_test_that_no_workflow_runs_is_found() {
+fn a_step_of_each_list_that_no_workflow_runs_is_found() {
     let found = workflows::wrong(MAKEFILE, &workflow("- run: make test-b build lint\n"));
-    let expected = ["no workflow runs make test-a", "no workflow runs make test-c"];
+    let expected = [
+        "no workflow runs make test-a, a step of TESTS",
+        "no workflow runs make test-d, a step of TESTS_BESIDE",
+        "no workflow runs make test-c, a step of MORE_TESTS",
+        "no workflow runs make links, a step of CHECKS",
+        "no workflow runs make package, a step of CHECKS_BESIDE",
+    ];
     assert_eq!(found, Ok(expected.map(str::to_owned).to_vec()));
-    let without_lists = workflows::wrong("build:\n", &workflow("- run: make build\n"));
-    assert_eq!(without_lists, Err("the Makefile assigns to none of TESTS, MORE_TESTS".to_owned()));
+}
+
+/// A list that got another name must not escape the rule.
+#[test]
+fn a_list_that_the_makefile_does_not_have_is_an_error() {
+    let makefile = "TESTS := build\nMORE_TESTS :=\nCHECKS :=\nSTEPS := build\nbuild:\n";
+    let found = workflows::wrong(makefile, &workflow("- run: make build\n"));
+    let error = "the Makefile does not assign to TESTS_BESIDE, CHECKS_BESIDE: \
+                 correct LISTS in workflows.rs";
+    assert_eq!(found, Err(error.to_owned()));
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn wordings_to_avoid_get_fewer() {
 }
 
 #[test]
-fn workflows_run_every_test_by_a_target_that_exists() {
+fn workflows_run_every_test_and_check_by_a_target_that_exists() {
     let root = files::root();
     let makefile = std::fs::read_to_string(root.join("Makefile")).unwrap();
     let mut sources = files::read(&root.join(".github/workflows")).unwrap();
