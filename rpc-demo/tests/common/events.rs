@@ -20,7 +20,7 @@ fn wait_for(event: impl AsFd, began: Instant, what: &str) {
     let left = HANG.saturating_sub(began.elapsed());
     let left = Timespec::try_from(left).unwrap();
     match poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&left)) {
-        Ok(0) => panic!("waited in vain until {what}"),
+        Ok(0) => panic!("waited {HANG:?}, and still not: {what}"),
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => panic!("poll: {error}"),
     }

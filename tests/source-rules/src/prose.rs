@@ -172,9 +172,7 @@ fn literals(tokens: TokenStream, lines: &[&str], found: &mut Vec<Paragraph>) {
                     continue;
                 };
                 for (n, part) in text.value().split('\n').enumerate() {
-                    let is_prose = part.split_whitespace().count() >= MIN_WORDS
-                        && !part.trim_end().ends_with([';', '{', '}']);
-                    if is_prose {
+                    if part.split_whitespace().count() >= MIN_WORDS && !is_code(part) {
                         let text = without_code(part);
                         found.push(Paragraph {
                             line: start.line + n,
@@ -188,4 +186,15 @@ fn literals(tokens: TokenStream, lines: &[&str], found: &mut Vec<Paragraph>) {
             _ => {}
         }
     }
+}
+
+/// True for a line of a text that is a line of code: it ends a statement or a block, or opens a
+/// block. A placeholder of `format!` at the end of the line, such as `{name:?}`, is no block.
+fn is_code(line: &str) -> bool {
+    let line = line.trim_end();
+    if !line.ends_with('}') {
+        return line.ends_with([';', '{']);
+    }
+    let placeholder = line.trim_end_matches('}').rsplit_once('{').map(|(_, inside)| inside);
+    placeholder.is_none_or(|inside| inside.contains(|c: char| c == '}' || c.is_whitespace()))
 }

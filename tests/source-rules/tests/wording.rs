@@ -125,6 +125,9 @@ fn prose_is_found_in_comments_documents_and_texts() {
     let kinds = [
         ("a.rs", "fn f() { log(\"the keys of the peer are gone\") }"),
         ("a.rs", "fn f() { log(\"the keys of \\\n    the peer are gone\") }"),
+        ("a.rs", "fn f() { log(\"{n} keys of the peer: {}\") }"),
+        ("a.rs", "fn f() { log(\"of {n} keys of the peer: {error:?}\") }"),
+        ("a.rs", "fn f() { log(\"keys of the peer are in {{{path}}}\") }"),
         ("a.rs", "fn f() {} // the keys of the peer"),
         ("a.md", "# Title\n\n- the keys of\n  the peer\n"),
         ("a.md", "| a | the keys of the peer |\n"),
@@ -141,6 +144,11 @@ fn prose_is_found_in_comments_documents_and_texts() {
         ("a.md", "The keys of\n\nthe peer\n"),
         ("a.rs", "fn of_the_peer() {}"),
         ("a.rs", "fn f() { log(\"of the peer\") }"),
+        ("a.rs", "fn f() { log(\"struct A { /* of the peer */ }\") }"),
+        ("a.rs", "fn f() { log(\"/* of the peer */ fn f() { g() } }\") }"),
+        ("a.rs", "fn f() { log(\"/* keys of the peer */ }\") }"),
+        ("a.rs", "fn f() { log(\"let keys = of the peer;\") }"),
+        ("a.rs", "fn f() { log(\"/* of the peer */ if {\") }"),
         ("a.bin", "keys of the peer"),
     ] {
         assert_eq!(patterns(path, text), [], "{path}: {text}");

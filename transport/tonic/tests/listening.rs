@@ -95,7 +95,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-    waited.unwrap_or_else(|_| panic!("waited in vain until {what}"));
+    waited.unwrap_or_else(|_| panic!("waited a minute, and still not: {what}"));
 }
 
 const CALLS: usize = 200;

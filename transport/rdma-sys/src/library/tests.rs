@@ -104,8 +104,8 @@ fn a_function_in_an_older_version_is_another_function() {
 #[test]
 fn a_library_that_lacks_what_it_needs_is_refused() {
     let directory = TempDir::new().unwrap();
-    let needy =
-        format!("void absent(void); void f(void) {{ absent(); }} {}", source(VERBS, |_, _| false));
+    let verbs = source(VERBS, |_, _| false);
+    let needy = format!("{verbs} void absent(void); void f(void) {{ absent(); }}");
     let needy = compile(directory.path(), VERBS, &needy, &[]);
     let error = refused(&needy, Path::new("/no/such/library")).to_string();
     assert!(error.starts_with("libibverbs.so.1 cannot be loaded: "), "{error}");
