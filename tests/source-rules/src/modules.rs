@@ -10,7 +10,7 @@ use syn::{Attribute, Item, UseTree, Visibility};
 
 use crate::files::Source;
 
-/// What a name in a module stands for.
+/// The meaning of a name in a module.
 #[derive(Clone, Debug)]
 enum Def {
     Module(usize),
@@ -20,7 +20,7 @@ enum Def {
     Import(Vec<String>),
 }
 
-/// What a path resolves to.
+/// The thing that a path resolves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A module of the crate.
@@ -156,8 +156,8 @@ impl Crate {
         self.modules[module].names.entry(name).or_default().push(def);
     }
 
-    /// What `path`, written in `module`, may name: several things when a module and a function
-    /// share a name, or when an item has a variant for each platform.
+    /// Returns everything that `path`, written in `module`, may name. These are several things if a
+    /// module and a function share a name, or if an item has a variant for each platform.
     pub fn resolve(&self, module: usize, path: &[String]) -> HashSet<Target> {
         self.resolve_guarded(module, path, &mut HashSet::new())
     }
@@ -313,7 +313,7 @@ pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The attributes of an item.
+/// The attributes of an item. Empty for an item that `syn` does not interpret.
 pub fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,

@@ -1,4 +1,4 @@
-//! What documents point at exists: paths, headings, modules, and targets of the Makefile.
+//! Documents point only at what exists: paths, headings, modules, and targets of the Makefile.
 //!
 //! | in a document | has to be |
 //! |---|---|

@@ -33,8 +33,8 @@ pub fn lines(source: &Source) -> Result<Vec<usize>, String> {
     Ok(found)
 }
 
-/// What switches clippy's lint off: members of the workspace that do not inherit the workspace's
-/// lints, a workspace that does not deny it, and attributes that allow it.
+/// Lists the places that switch clippy's lint off: members of the workspace that do not inherit the
+/// workspace's lints, a workspace that does not deny it, and attributes that allow it.
 pub fn lint_is_off(sources: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
     let manifest = |path: &str| sources.iter().find(|source| source.path == path);

@@ -21,7 +21,7 @@ const PREFIXES: &[&str] =
 pub struct Call {
     /// Number of the line, from 1.
     pub line: usize,
-    /// The target.
+    /// Name of the rule in the Makefile.
     pub target: String,
 }
 

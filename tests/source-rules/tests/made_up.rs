@@ -16,7 +16,7 @@ fn needs(files: &[(&str, &str)]) -> circles::Needs {
     circles::needs(&Crate::read(&sources, "x/lib.rs").expect("made-up sources parse"))
 }
 
-/// The one group of files in a circle; empty when there is none.
+/// The one group of files in a circle. Empty if no files are in a circle.
 fn circle(needs: &circles::Needs) -> Vec<String> {
     let mut groups = circles::groups(needs);
     assert!(groups.len() < 2, "{groups:?}");
@@ -62,7 +62,7 @@ fn a_reexport_counts_for_the_file_with_the_definition() {
         ("", "fn f() { use crate::b::B; }"),
         ("", "mod inline { type T = super::super::b::B; }"),
     ] {
-        let lib = format!("mod a; mod b; {lib}");
+        let lib = format!("{lib} mod a; mod b;");
         let needs = needs(&[
             ("lib.rs", &lib),
             ("a.rs", &format!("{used} pub struct A;")),

@@ -8,7 +8,7 @@ use tonic_rdma_source_rules::{
 
 mod known;
 
-const ANEW: &str = "cargo run -q -p tonic-rdma-source-rules -- --known \
+const PRINT: &str = "cargo run -q -p tonic-rdma-source-rules -- --known \
                     > tests/source-rules/tests/known/mod.rs";
 
 fn findings() -> &'static Findings {
@@ -34,7 +34,7 @@ fn compare(list: &str, known: &[&str], found: &[Finding]) {
     assert!(new.is_empty(), "breaks the rule, and is not in known::{list}:\n{}", new.concat());
     assert!(
         gone.is_empty(),
-        "keeps the rule now, take it out of known::{list}, or print the lists anew ({ANEW}):\n{}",
+        "keeps the rule now, take it out of known::{list}, or print the lists again ({PRINT}):\n{}",
         gone.concat()
     );
 }

@@ -1,5 +1,5 @@
-//! What breaks the rules still. These lists only get shorter: print them anew by
-//! `cargo run -q -p tonic-rdma-source-rules -- --known` into this file.
+//! The files and folders that still break the rules. These lists only get shorter: print
+//! them again by `cargo run -q -p tonic-rdma-source-rules -- --known` into this file.
 
 /// Files that need each other.
 pub(crate) const CIRCLES: &[&str] = &[];
