@@ -233,3 +233,30 @@ fn what_a_peer_can_spend_is_limited_as_security_md_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(held >= 30, "only {held} figures were looked at where there are many");
 }
+
+/// A package holds only files below its own folder, so each published crate has the licences there.
+#[test]
+fn published_crates_have_the_licences() {
+    let root = files::root();
+    let published = std::process::Command::new(root.join("scripts/published")).output().unwrap();
+    let published = String::from_utf8(published.stdout).unwrap();
+    let sources = files::read(&root).unwrap();
+    let mut wrong = Vec::new();
+    for package in published.lines() {
+        let name = format!("name = \"{package}\"");
+        let is_its = |text: &str| text.lines().any(|line| line == name);
+        let manifest = sources
+            .iter()
+            .find(|source| source.path.ends_with("/Cargo.toml") && is_its(&source.text))
+            .unwrap_or_else(|| panic!("scripts/published names {package}, which has no manifest"));
+        let folder = root.join(&manifest.path).with_file_name("");
+        for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            let text = std::fs::read(root.join(licence)).unwrap();
+            if std::fs::read(folder.join(licence)).ok() != Some(text) {
+                wrong.push(format!("{}: make a link to {licence} beside it", manifest.path));
+            }
+        }
+    }
+    assert!(published.lines().count() >= 9, "only these are published: {published}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
