@@ -274,5 +274,5 @@ fuzz: ## run each fuzz target for SECONDS_EACH, under the address sanitizer
 	@scripts/install-packages fuzz
 	tests/fuzz/run $(SECONDS_EACH)
 
-update-check: packages ## update all dependencies in a copy, and check and compile that
+update-check: packages ## update all dependencies in a copy, then check, compile and test that
 	scripts/check-update
