@@ -143,7 +143,7 @@ mod tls;
 
 pub use channel::observer::ChannelObserver;
 #[doc(inline)]
-pub use channel::{Change, Channel, ResponseFuture};
+pub use channel::{Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
 pub use connection::usage::{ConnectionInfo, ConnectionUsage};
 pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
@@ -163,6 +163,8 @@ pub use server::{Router, Server};
 #[cfg(feature = "metrics")]
 pub use telemetry::metrics;
 pub use telemetry::stats::{Copied, ServerStats, TransportStats};
+#[doc(no_inline)]
+pub use tonic::transport::channel::Change;
 #[doc(no_inline)]
 pub use tonic::transport::{Body, Error, Uri};
 #[cfg(feature = "_tls-any")]

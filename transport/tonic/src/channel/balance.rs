@@ -17,9 +17,9 @@ use tower::discover::Change as TowerChange;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use crate::channel::balanced::{Balanced, Change, Members, Membership};
+use crate::channel::balanced::{Balanced, Members, Membership};
 use crate::channel::health::{Group, Watched};
-use crate::channel::{Channel, ChannelKind};
+use crate::channel::{Change, Channel, ChannelKind};
 use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;

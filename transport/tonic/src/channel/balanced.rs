@@ -21,15 +21,6 @@ use crate::path::PathInfo;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::stats::Counters;
 
-/// A change in the set of endpoints, with the names of [`tonic::transport::channel::Change`].
-#[derive(Debug, Clone)]
-pub enum Change<K, V> {
-    /// Adds the service with this key.
-    Insert(K, V),
-    /// Removes the service with this key.
-    Remove(K),
-}
-
 /// Sends each call to the less loaded of two endpoints drawn at random.
 #[derive(Clone)]
 pub(super) struct Balanced {

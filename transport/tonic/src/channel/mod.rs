@@ -35,7 +35,6 @@ use std::time::Duration;
 
 use attempt::Plan;
 use balanced::Balanced;
-pub use balanced::Change;
 use bytes::Bytes;
 use http::uri::InvalidUri;
 use http::{Request, Response, Uri};
@@ -46,6 +45,8 @@ use select::{Select, Stack};
 use shared::{ChannelState, FastPathState};
 use tokio::sync::watch;
 use tonic::body::Body;
+#[doc(no_inline)]
+pub use tonic::transport::channel::Change;
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
@@ -125,9 +126,8 @@ const INHERITED: Forked = Forked("the channel");
 /// In a child of fork(2), calls of a channel that was made before the fork fail with UNAVAILABLE,
 /// and the text names the fork as the cause. A channel that the child makes works.
 ///
-/// A retry layer sees the calls that failed with UNAVAILABLE because the fast path was lost during
-/// the call. If nothing of a call was transmitted, the channel sends the call over TCP, and a retry
-/// layer sees no failure.
+/// A retry layer sees each call that failed with UNAVAILABLE because the fast path was lost, but no
+/// call of which nothing was transmitted: the channel sends such a call over TCP.
 #[derive(Clone)]
 pub struct Channel(Owned<ChannelKind>);
 

@@ -14,7 +14,7 @@ type Info = tonic::transport::server::TcpConnectInfo;
 
 /// Checks that a type under both names is the same type.
 macro_rules! same {
-    ($($first:ident $(:: $next:ident)* $(<$argument:tt>)?),* $(,)?) => {
+    ($($first:ident $(:: $next:ident)* $(<$($argument:tt),*>)?),* $(,)?) => {
         /// Names that stand for tonic's own type or trait in both crates.
         pub(crate) const SAME: &[&str] = &[
             "Body",
@@ -24,8 +24,8 @@ macro_rules! same {
 
         fn types_are_the_same() {
             $(
-                let _: fn(tonic::transport::$first $(::$next)* $(<$argument>)?)
-                    -> tonic_rdma::$first $(::$next)* $(<$argument>)? = |same| same;
+                let _: fn(tonic::transport::$first $(::$next)* $(<$($argument),*>)?)
+                    -> tonic_rdma::$first $(::$next)* $(<$($argument),*>)? = |same| same;
             )*
         }
     };
@@ -33,8 +33,9 @@ macro_rules! same {
 
 same! {
     Error, Uri, Certificate, CertificateDer<'static>, ClientTlsConfig, Identity, ServerTlsConfig,
-    channel::ClientTlsConfig, server::ServerTlsConfig, server::TcpConnectInfo, server::TcpIncoming,
-    server::TlsConnectInfo<Info>, server::UdsConnectInfo,
+    channel::Change<u32, Info>, channel::ClientTlsConfig, server::ServerTlsConfig,
+    server::TcpConnectInfo, server::TcpIncoming, server::TlsConnectInfo<Info>,
+    server::UdsConnectInfo,
 }
 
 fn traits_are_the_same() {
