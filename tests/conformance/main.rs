@@ -17,6 +17,7 @@ use tonic_rdma_tests::fabric::Fabric;
 mod case;
 
 mod calls;
+mod expiry;
 mod fast_path;
 mod http;
 mod limits;

@@ -18,6 +18,8 @@ use tonic_rdma_tests::{connect, serve};
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
+use crate::expiry::expires;
+
 cases![
     server_interceptor_adds_and_refuses,
     server_interceptor_as_a_layer,
@@ -230,10 +232,13 @@ async fn timeout_layer(env: &TestEnv) {
     let server = env.server().await;
     let stack =
         ServiceBuilder::new().timeout(Duration::from_millis(100)).service(connect!(env, server));
-    let mut client = ConformanceClient::new(stack);
-    let status = client.unary(before("u", [hang()])).await.unwrap_err();
-    assert!(status.message().contains("timed out"), "{status:?}");
-    env.probe().seen("dropped:u").await;
+    let client = ConformanceClient::new(stack);
+    let call = || {
+        let mut client = client.clone();
+        async move { client.unary(before("u", [hang()])).await }
+    };
+    let check = |status: &Status| assert!(status.message().contains("timed out"), "{status:?}");
+    expires(env, "u", call, check).await;
 }
 
 async fn load_shed_layer(env: &TestEnv) {

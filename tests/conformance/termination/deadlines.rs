@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, IntoRequest, Request, Response, Status};
-use tonic_rdma_tests::harness::{Client, TestEnv, client_of};
-use tonic_rdma_tests::pb::{Message, Script};
+use tonic::{Code, Request, Status};
+use tonic_rdma_tests::harness::{TestEnv, client_of};
+use tonic_rdma_tests::pb::Script;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::{before, echo, echo_all, gate, hang, payload, send, steps};
 use tonic_rdma_tests::{connect, serve};
+
+use crate::expiry::{self, unary};
 
 cases![
     header_reaches_the_handler,
@@ -72,19 +74,17 @@ async fn generous_deadline_changes_nothing(env: &TestEnv) {
     reply.into_inner().expect(2, 2000);
 }
 
-/// Checks that calls expire, and that a handler is dropped then. Repeats the call until a handler
-/// has begun, because on a busy machine a deadline may pass before the call has reached it.
+/// Like [`expiry::expires`], and checks that each status is the one of a deadline.
 async fn expires<T, F: Future<Output = Result<T, Status>>>(
     env: &TestEnv,
     id: &str,
     call: impl Fn() -> F,
 ) {
-    while env.probe().count(&format!("began:{id}")) == 0 {
-        let status = call().await.err().expect("the call has expired");
+    let check = |status: &Status| {
         assert_eq!(status.code(), Code::Cancelled);
         assert_eq!(status.message(), "Timeout expired");
-    }
-    env.probe().seen(&format!("dropped:{id}")).await;
+    };
+    expiry::expires(env, id, call, check).await;
 }
 
 async fn expiry_of_each_kind(env: &TestEnv) {
@@ -101,15 +101,6 @@ async fn expiry_of_each_kind(env: &TestEnv) {
         async move { client.chat(within(SHORT, stream)).await }
     })
     .await;
-}
-
-/// Makes a call with a clone of the client.
-fn unary(
-    client: &Client,
-    request: impl IntoRequest<Message>,
-) -> impl Future<Output = Result<Response<Message>, Status>> {
-    let (mut client, request) = (client.clone(), request.into_request());
-    async move { client.unary(request).await }
 }
 
 async fn expiry_while_uploading(env: &TestEnv) {

@@ -15,6 +15,8 @@ use tonic_rdma_tests::service::script::{
     before, gate, hang, panic, payload, receive_all, send, send_many, steps,
 };
 
+use crate::expiry::{expires, unary};
+
 cases![
     errors_have_tonics_type,
     messages_over_the_callers_own_limit,
@@ -33,14 +35,16 @@ async fn errors_have_tonics_type(env: &TestEnv) {
     let server = env.server().await;
     let timeout = Duration::from_millis(100);
     let channel = connect!(env, server, |endpoint| endpoint.timeout(timeout));
-    let status = client_of(channel).unary(before("u", [hang()])).await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled, "{status:?}");
-    match env.fabric() {
-        // The limit is set on the channel behind the one of tonic's type.
-        Fabric::ShmTonic => assert!(status.source().is_none(), "{status:?}"),
-        _ => assert!(status.source().unwrap().is::<tonic::transport::Error>(), "{status:?}"),
-    }
-    env.probe().seen("dropped:u").await;
+    let client = client_of(channel);
+    let check = |status: &Status| {
+        assert_eq!(status.code(), Code::Cancelled, "{status:?}");
+        match env.fabric() {
+            // The limit is set on the channel behind the one of tonic's type.
+            Fabric::ShmTonic => assert!(status.source().is_none(), "{status:?}"),
+            _ => assert!(status.source().unwrap().is::<tonic::transport::Error>(), "{status:?}"),
+        }
+    };
+    expires(env, "u", || unary(&client, before("u", [hang()])), check).await;
 }
 
 /// Checks the status of a call with a message over the caller's limit. The call's handler may have
