@@ -62,6 +62,8 @@
 
 mod connect;
 mod context;
+#[cfg(test)]
+mod fork;
 mod lend;
 mod link;
 mod listener;
@@ -82,10 +84,10 @@ pub use self::link::ShmLink;
 pub use self::listener::{ShmIncoming, ShmListener};
 pub use crate::shm::context::ShmStats;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tonic_rdma_memory::{Pool, Registrar};
+use tonic_rdma_memory::{PerProcess, Pool, Registrar};
 
 use crate::access::{Lending, ShmAccess};
 use crate::addr::ShmAddr;
@@ -102,9 +104,9 @@ use crate::shm::memory::table::ShmRegistrar;
 /// The file in /proc cannot be read.
 pub(crate) fn boot_id() -> Result<String, FabricError> {
     // The id is read once, so that a process that later runs out of descriptors still knows its
-    // host.
-    static ID: OnceLock<String> = OnceLock::new();
-    if let Some(id) = ID.get() {
+    // host. The parent's id is also the child's.
+    static ID: PerProcess<String> = PerProcess::new(String::new);
+    if let Some(id) = ID.get().or_else(|| ID.inherited()) {
         return Ok(id.clone());
     }
     let path = "/proc/sys/kernel/random/boot_id";
@@ -112,7 +114,7 @@ pub(crate) fn boot_id() -> Result<String, FabricError> {
         what: "the boot id cannot be read",
         source: Arc::new(source),
     })?;
-    Ok(ID.get_or_init(|| text.trim().to_owned()).clone())
+    Ok(ID.get_or_insert(text.trim().to_owned()).clone())
 }
 
 /// This process as an end of shared-memory connections. Cheap to clone.

@@ -17,7 +17,6 @@
 //! stranger.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -169,10 +168,9 @@ pub(super) fn own_user() -> u32 {
 pub(super) fn is_overflow_user(uid: u32) -> bool {
     /// The kernel's number for such users. The number is read once, because each connection needs
     /// it several times.
-    static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
-    let read = |path| read_proc(path).unwrap_or_default();
-    let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
-    stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
+    static OVERFLOW_UID: PerProcess<String> =
+        PerProcess::new(|| read_proc("/proc/sys/kernel/overflowuid").unwrap_or_default());
+    stands_for_any(uid, &OVERFLOW_UID, || read_proc("/proc/self/uid_map").unwrap_or_default())
 }
 
 /// Like [`is_overflow_user`], but takes the contents of the kernel's files. The contents of a file
