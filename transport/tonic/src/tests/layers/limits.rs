@@ -4,10 +4,12 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tonic::{Code, Request};
 use tower::Service;
 
 use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 use crate::{Channel, Endpoint, Policy};
 
@@ -116,12 +118,39 @@ async fn the_servers_stream_limit_holds_calls_back() {
     let mut builder = world.builder().max_concurrent_streams(1);
     let serving = Serving::start(builder.add_service(Echo)).await;
     for channel in both(world.endpoint(&serving)).await {
-        let mut calls = tokio::task::JoinSet::new();
+        let mut calls = JoinSet::new();
         for n in 0..20 {
             let mut client = Client::new(channel.clone());
             calls.spawn(async move { client.say(&n.to_string()).await.unwrap() });
         }
         assert_eq!(calls.join_all().await.len(), 20);
+    }
+}
+
+/// Begins a call without an answer over the fast path.
+async fn hold(channel: &Channel, calls: &mut JoinSet<()>) {
+    let (mut client, begun) = (Client::new(channel.clone()), channel.stats().calls_fast);
+    calls.spawn(async move { drop(client.unary("/test.Echo/Say", forever()).await) });
+    while channel.stats().calls_fast == begun {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_call_over_the_servers_stream_limit_is_logged() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let mut builder = world.builder().max_concurrent_streams(2);
+    let serving = Serving::start(builder.add_service(Echo)).await;
+    let channel = world.endpoint(&serving).require_rdma(true).connect().await.unwrap();
+    let mut calls = JoinSet::new();
+    for (begun, logged) in [(1, 0), (2, 0), (3, 1), (4, 1)] {
+        hold(&channel, &mut calls).await;
+        let lines = logs.lines_with("Server::max_concurrent_streams");
+        assert_eq!(lines.len(), logged, "{begun} calls: {lines:?}");
+        for line in lines {
+            assert!(line.contains(" WARN ") && line.contains(" limit=2"), "{line}");
+        }
     }
 }
 
