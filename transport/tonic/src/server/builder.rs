@@ -103,7 +103,10 @@ impl<L> Server<L> {
     /// Limit the number of concurrent calls on one connection (both paths). Further calls wait at
     /// the client.
     ///
-    /// Default is no limit on TCP and 1024 on the fast path.
+    /// Default is no limit on TCP and 1024 on the fast path. A server with the limit 0 serves no
+    /// call. Over TCP, a call waits for ever, or fails with UNAVAILABLE if the client sends it
+    /// before it knows the limit. Clients do not find the fast path, which would take 0 as 1,
+    /// because they ask for it by a call over TCP.
     #[must_use]
     pub fn max_concurrent_streams(mut self, max: impl Into<Option<u32>>) -> Self {
         let max = max.into();

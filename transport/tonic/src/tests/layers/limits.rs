@@ -154,6 +154,18 @@ async fn the_first_call_over_the_servers_stream_limit_is_logged() {
     }
 }
 
+/// The Offer is a call over TCP, which such a server refuses or never begins.
+#[tokio::test]
+async fn a_server_that_allows_no_streams_offers_no_fast_path() {
+    let world = World::new();
+    for (max, is_offered) in [(0, false), (1, true)] {
+        let mut builder = world.builder().max_concurrent_streams(max);
+        let serving = Serving::start(builder.add_service(Echo)).await;
+        let connected = world.endpoint(&serving).require_rdma(true).connect().await;
+        assert_eq!(connected.is_ok(), is_offered, "{max}: {connected:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_largest_settings_are_served() {
     let world = World::new();
