@@ -6,17 +6,16 @@
 mod common;
 
 use std::fs::File;
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use common::lingering::Lingering;
 use common::stranger::*;
 use common::*;
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fstat};
-use rustix::net::sockopt;
 use tonic_rdma_fabric::{
     AnyLink, ConnectError, Fabric, Lending, Link, LinkError, Listener, ShmAccess, ShmAddr, Verb,
     Work, WriteSource,
@@ -663,49 +662,6 @@ async fn a_flood_of_chunks_ends_the_connection() {
     assert!(text.contains("a flood of chunks"), "{text}");
     assert!(calls > 0);
     assert!(flood.await.unwrap() >= 1024);
-}
-
-/// TCP sockets whose close blocks for far longer than any test, and the means to release them.
-struct Lingering {
-    release: mpsc::Sender<()>,
-    late: Arc<AtomicBool>,
-    peers: Arc<std::sync::Mutex<Vec<TcpStream>>>,
-}
-
-impl Lingering {
-    fn new() -> Lingering {
-        let (release, released) = mpsc::channel();
-        let late = Arc::new(AtomicBool::new(false));
-        let peers = Arc::new(std::sync::Mutex::new(Vec::<TcpStream>::new()));
-        let (overdue, all) = (late.clone(), peers.clone());
-        // Releases the sockets if something waits for a close. The test has failed in this case.
-        std::thread::spawn(move || {
-            let timed_out = released.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout);
-            overdue.store(timed_out, Ordering::Relaxed);
-            all.lock().unwrap().clear();
-        });
-        Lingering { release, late, peers }
-    }
-
-    /// A socket with unsent data, whose peer does not read.
-    fn socket(&self) -> OwnedFd {
-        // After the release, nothing would end a wait for this socket.
-        assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let peer = listener.accept().unwrap().0;
-        stream.set_nonblocking(true).unwrap();
-        while std::io::Write::write(&mut stream, &[0; 1 << 16]).is_ok() {}
-        sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).unwrap();
-        self.peers.lock().unwrap().push(peer);
-        stream.into()
-    }
-
-    /// Asserts that nothing has waited for a close.
-    fn end(self) {
-        assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
-        self.release.send(()).unwrap();
-    }
 }
 
 /// Strangers without a ticket pass descriptors with a greeting that is refused, with a greeting

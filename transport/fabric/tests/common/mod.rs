@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 pub mod bare;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+pub mod lingering;
 pub mod process;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod stranger;

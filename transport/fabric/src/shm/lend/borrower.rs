@@ -228,7 +228,8 @@ impl Borrower {
     }
 }
 
-/// Borrowed bytes. The value keeps the mapping, and returns the lease when it is dropped.
+/// Borrowed bytes. The value keeps the mapping, and returns the lease when it is dropped. The
+/// application may see bytes that the peer changes, and SECURITY.md warns about such peers.
 struct Borrowed {
     /// `at + len` is at most the length of the mapping.
     at: usize,
@@ -245,9 +246,7 @@ impl AsRef<[u8]> for Borrowed {
         // its size (R15) and its pages: `Map::read_only` has found all pages at a time when the
         // seals already forbade removing any. This process does not write to the bytes. The peer
         // must not write to them until the lease is returned (R8). A peer that does so can only
-        // spoil its own message, and `Landed` hides the bytes from all code that would rely on
-        // them. The application may see the bytes, and the documentation for applications warns
-        // about such peers.
+        // spoil its own message, and `Landed` hides the bytes from all code that parses them.
         unsafe { std::slice::from_raw_parts(start.add(self.at), self.len) }
     }
 }

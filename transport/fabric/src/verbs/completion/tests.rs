@@ -97,7 +97,7 @@ impl Queue for Made {
     fn arm(&mut self, what: Armed) -> io::Result<()> {
         let mut device = self.0.borrow_mut();
         device.arms += 1;
-        // As on Soft-RoCE, arming never reduces the completions for which the queue is armed.
+        // A queue that is armed for all completions stays armed for all, as with Soft-RoCE.
         device.armed = device.armed.max(what);
         Ok(())
     }
