@@ -1,8 +1,9 @@
 //! The private data of connect, accept and reject.
 //!
 //! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3))
-//! and pads what it delivers, so every message contains its length. The layouts, and how versions
-//! are negotiated, are in `docs/protocol.md`.
+//! and pads what it delivers, so every message contains its length. These bytes have room for the
+//! settings of both sides. So no message follows to exchange settings, and a connection is complete
+//! when it is established. The layouts, and how versions are negotiated, are in `docs/protocol.md`.
 
 /// The lowest protocol version that this crate speaks.
 pub const VERSION_MIN: u8 = 5;

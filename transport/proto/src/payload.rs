@@ -1,4 +1,8 @@
 //! Pieces of a body, in segments.
+//!
+//! A body is a stream of bytes in pieces, and not a list of messages. So a small piece may be cut
+//! anywhere, and a large piece lands in as many parts as the receiver's memory allows. A message
+//! that is granted in one piece lands in one piece.
 
 use std::cmp::Ordering;
 

@@ -1,5 +1,8 @@
 //! Finds out why calls do not use RDMA, and how to fix it: see [`diagnose`](fn@diagnose).
 //!
+//! The decision is that of the code that channels and servers use, so a diagnosis cannot disagree
+//! with them. The system's files serve only to find the cause and the cure.
+//!
 //! | file | what |
 //! |---|---|
 //! | `request` | the input of a diagnosis |

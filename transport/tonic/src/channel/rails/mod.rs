@@ -9,7 +9,9 @@
 //! that transfer bulk overlap. Then the channel connects once on each rail that shares no device
 //! with the rails in use, and each call that transfers bulk goes to the connection with the fewest
 //! calls in flight. All other calls stay on the first connection. A second connection would not
-//! make these calls faster, and on one connection they share messages and wake-ups.
+//! make these calls faster, and on one connection they share messages and wake-ups. A second
+//! connection over the same device would not make bulk faster either ("Several threads and
+//! connections" in docs/performance-log.md).
 //!
 //! The first connection decides the channel's path. If the first connection is lost, a connection
 //! on another rail replaces it. A rail is tried last for a while if the rail failed while another
