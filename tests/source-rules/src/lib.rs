@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`circles`] | files of a crate do not need each other in a circle |
 //! | [`width`] | comments and documents end at column 100 |
-//! | [`size`] | files are short, and folders of transport/tonic have few files |
+//! | [`size`] | files are short, folders of transport/tonic have few files, ARCHITECTURE.md has few words |
 //! | [`names`] | a type name means one thing in the library |
 //! | [`unsafety`] | `unsafe` is in memory/, transport/fabric/ and transport/rdma-sys/ only, with its reason |
 //! | [`logging`] | log lines of the libraries above DEBUG are throttled, because a peer may cause them |

@@ -1,4 +1,5 @@
-//! Sizes: how long a file is without its tests, and how many files a folder has.
+//! Sizes: how long a file is without its tests, how many files a folder has, and how many words a
+//! document has.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,8 @@ pub const MAX_LINES_TONIC: usize = 500;
 pub const MAX_LINES: usize = 800;
 /// Rust files that a folder of transport/tonic may have.
 pub const MAX_FILES: usize = 12;
+/// Words that ARCHITECTURE.md may have, so that it is read in ten minutes.
+pub const MAX_WORDS: usize = 2500;
 
 /// The folder in which the narrower limits hold.
 pub const TONIC: &str = "transport/tonic/";
@@ -72,6 +75,11 @@ pub fn long_files(sources: &[Source]) -> Result<Vec<(String, usize, usize)>, Str
         }
     }
     Ok(found)
+}
+
+/// Number of words of a document, as `wc -w` counts them.
+pub fn words(document: &Source) -> usize {
+    document.text.split_whitespace().count()
 }
 
 /// The folders of transport/tonic that have too many Rust files of their own, and how many.

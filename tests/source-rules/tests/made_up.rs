@@ -163,6 +163,15 @@ fn the_exceptions_end_where_they_end() {
 }
 
 #[test]
+fn all_words_of_a_document_count() {
+    let words = |text: &str| size::words(&Source::new("a.md", text));
+    assert_eq!(words(""), 0);
+    assert_eq!(words("# Two words\n\nand  [a link](b.md).\n"), 6);
+    // Words of tables and pictures count, together with their bars and arrows.
+    assert_eq!(words("| a | b |\n|---|---|\n```text\n a ──> b\n```\n"), 11);
+}
+
+#[test]
 fn a_file_is_measured_without_its_tests() {
     let code = "fn f() {}\n".repeat(500);
     let tests = format!("#[cfg(test)]\nmod tests {{\n{code}}}\n");

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use tonic_rdma_source_rules::{
-    CRATES, Finding, Findings, figures, files, pipes, pointers, wording, workflows,
+    CRATES, Finding, Findings, figures, files, pipes, pointers, size, wording, workflows,
 };
 
 mod known;
@@ -58,6 +58,16 @@ fn comments_and_documents_end_at_column_100() {
     let lines = findings().prose_lines;
     assert!(lines > 5_000, "only {lines} lines of prose were looked at");
     compare("WIDE", known::WIDE, &findings().wide);
+}
+
+#[test]
+fn architecture_md_is_read_in_ten_minutes() {
+    let path = "ARCHITECTURE.md";
+    let text = std::fs::read_to_string(files::root().join(path)).unwrap();
+    let words = size::words(&files::Source::new(path, &text));
+    let most = size::MAX_WORDS;
+    assert!(words > 1_000, "only {words} words were counted where there are many");
+    assert!(words <= most, "{path}: {words} words, at most {most}: move details to their modules");
 }
 
 #[test]
