@@ -28,8 +28,8 @@ impl Attributes {
         }
     }
 
-    /// Sets the attributes. The permission bits `least` are set in addition to the bits of the
-    /// mode.
+    /// Sets the attributes that are not `None`. If there is a mode, the permission bits `least` are
+    /// set in addition to its bits.
     pub(crate) fn apply(&self, file: &File, least: u32) -> io::Result<()> {
         self.apply_time(file)?;
         self.apply_mode(file, least)

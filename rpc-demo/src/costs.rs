@@ -1,4 +1,4 @@
-//! The cost of transfers to this process: processor time, and bytes copied between files and
+//! Measures what transfers cost this process: processor time, and bytes copied between files and
 //! memory.
 //!
 //! The transport counts its own copies ([`tonic_rdma::Copied`]). Computing a CRC32C reads bytes and

@@ -61,7 +61,7 @@ fn ring() -> Result<&'static Ring, String> {
     RING.get_or_init(made).as_ref().map_err(Clone::clone)
 }
 
-/// Checks whether io_uring works. The error is the reason why io_uring does not work.
+/// Checks whether io_uring is allowed and works. The error is the reason why not.
 pub(crate) fn check() -> Result<(), String> {
     ring().map(drop)
 }

@@ -85,8 +85,8 @@ pub(crate) fn crc32c(entry: &Entry) -> String {
     entry.crc32c.map_or("-".to_owned(), |crc32c| format!("{crc32c:08x}"))
 }
 
-/// Formats a time as RFC 3339 says, in UTC, to the nanosecond. A time in a year that RFC 3339
-/// cannot represent is given in seconds since 1970, after an `@`.
+/// Formats a time in the format of RFC 3339, in UTC, to the nanosecond. A time in a year that RFC
+/// 3339 cannot represent is given in seconds since 1970, after an `@`.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let seconds = |sign, duration: std::time::Duration| {
         (sign * duration.as_nanos() as i128, duration.as_secs())

@@ -122,8 +122,8 @@ impl Failure {
 
 /// Whether the connection failed rather than the call.
 fn is_connection_loss(status: &Status) -> bool {
-    // A status of the store has no source. A status that the transport creates has a source, or is
-    // UNAVAILABLE.
+    // A status that the store returns has no source. A status that the transport creates has a
+    // source, or is UNAVAILABLE.
     status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
 }
 

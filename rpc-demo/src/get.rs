@@ -36,7 +36,7 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     let (began, before) = (Instant::now(), Costs::now());
     let checksum = if transfer.resume { Checksum::Computed } else { Checksum::Unspecified };
     let mut plan = Plan::default();
-    // Nothing is created locally before all names were found on the server.
+    // Nothing is created locally until all names have been found on the server.
     let mut listed = Vec::new();
     for name in &names {
         let list = Listed::of(&connection, name, checksum, &format!("cannot get '{name}'")).await?;

@@ -62,7 +62,8 @@ use failure::Failure;
 use mimalloc::MiMalloc;
 use signals::until_signal;
 
-/// Keeps freed memory for a while, so that not every message of some megabytes causes page faults.
+/// Keeps freed memory for a while, so that a message of some megabytes reuses memory instead of
+/// causing page faults.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 

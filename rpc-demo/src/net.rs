@@ -347,7 +347,8 @@ pub(crate) struct Route {
     copied: Copied,
 }
 
-/// The pool for data that a request reads, if the request arrived over a fast path.
+/// Returns the pool for data that is sent in reply to a request, if the request arrived over a fast
+/// path.
 pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
     tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
 }

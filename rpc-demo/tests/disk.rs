@@ -68,7 +68,8 @@ fn has_direct(dir: &Path) -> bool {
     opened.is_ok()
 }
 
-/// Transfers sixty files together, whose tails are not whole blocks, and one file in ranges.
+/// Transfers, in one command, sixty files whose lengths are not whole blocks, and one file in
+/// ranges.
 #[test]
 fn large_files_go_past_the_page_cache() {
     let dir = on_disk();
@@ -117,8 +118,9 @@ fn no_processor_copies_what_is_lent() {
     }
 }
 
-/// If an end does not lend and borrow, WRITE is the only way. The server copies data before it
-/// checks it, unless it trusts its clients, as a server with `--lend` trusts its own host.
+/// If an end does not lend and borrow, all long payload is sent by WRITE. The server copies data
+/// before it checks it, unless it trusts its clients, as a server with `--lend` trusts its own
+/// host.
 #[test]
 fn unless_both_ends_lend_all_is_written() {
     for lends in [[false, false], [true, false], [false, true]] {
@@ -148,7 +150,7 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
             ["--range-size=64MiB", "--jobs=1"].into_iter().chain(flag(lends[0])).map(OsStr::new);
         run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(all))
     };
-    // Tonic is shown the lengths: docs/zero-copy.md.
+    // The first put shows tonic the lengths of the messages: see docs/zero-copy.md.
     put(&server);
     let before = spent(&mut server);
     let client = put(&server);
@@ -156,7 +158,8 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let by = |field| number(&after, field) - number(&before, field);
     let cached = number(&client["disk"], "cached_bytes");
     assert_eq!(number(&client["disk"], "direct_bytes") + cached, LEN as u64, "{client}");
-    // A last message of less than 64 KiB, if 64 MiB is not a multiple of the message size.
+    // Only a last message of less than 64 KiB may go through the page cache. There is one if 64 MiB
+    // is not a multiple of the message size.
     let ends = [cached, by("file_written_bytes")];
     assert!(ends.iter().all(|end| *end < 64 << 10), "{ends:?} bytes through the page cache");
     assert_eq!(by("direct_written_bytes") + by("file_written_bytes"), LEN as u64);

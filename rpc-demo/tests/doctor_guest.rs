@@ -127,7 +127,7 @@ impl Shell {
         found
     }
 
-    /// The verdict is RDMA, and every step on every device succeeded.
+    /// Checks that the verdict is RDMA, and that every step on every device succeeded.
     #[track_caller]
     fn is_well(&mut self) -> Value {
         let found = self.doctor("");
@@ -156,8 +156,8 @@ impl Shell {
         found
     }
 
-    /// The verdict is TCP for this reason. Returns the cures of the first finding, which must have
-    /// that reason.
+    /// Checks that the verdict is TCP for this reason. Returns the cures of the first finding,
+    /// which must have that reason.
     #[track_caller]
     fn is_ill(&mut self, code: &str) -> Vec<Cure> {
         let found = self.doctor("");

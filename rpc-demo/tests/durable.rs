@@ -103,7 +103,7 @@ const PUTS: [(&str, Option<usize>, &str); 7] = [
     ("", Some(1000), "name"),
     ("", Some(200_000), "name"),
     ("a/b", Some(1000), "a/b/name"),
-    // The entry of a directory that was created for it.
+    // The entry of a directory that was created for the object.
     ("a", Some(1000), "a/b/name"),
     // Mode and modification time of a directory.
     ("name", None, "name"),

@@ -218,7 +218,7 @@ fn what_is_not_there_or_not_a_file() {
 fn a_file_that_cannot_be_read_half_way() {
     let dirs = Dirs::new();
     let server = Server::start(&dirs.root());
-    // Any user can open it, but nothing is mapped at its beginning.
+    // Any user can open this file, but nothing is mapped at its beginning.
     let line = failed(server.client(["put", "/proc/self/mem", "x"]), 1);
     says(&line, &["cannot read /proc/self/mem"]);
     server.drops_all();

@@ -152,8 +152,8 @@ fn a_file_is_never_held_whole() {
     let held = peak(client.id());
     drop(pipe);
     ok(client.wait_with_output().unwrap());
-    // Over shared memory that includes data that waits at the server for the disk, which the client
-    // has mapped.
+    // Over shared memory, this figure includes data that waits at the server for the disk, because
+    // the client has mapped that data.
     assert!(held < SIZE / 4, "the client held {held} bytes");
 
     let get = ok(server.client(["get".as_ref(), "large".as_ref(), at("back").as_os_str()]));

@@ -101,8 +101,8 @@ async fn measure(
     })
 }
 
-/// Random bytes, in pool memory if there is a pool, so that the measurement covers the transfer and
-/// not the reading of files.
+/// Returns random bytes to send, so that the measurement includes no reading of files. The bytes
+/// lie in pool memory if the pool has room for them.
 fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
     let mut random = SmallRng::seed_from_u64(SEED);
     if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(length)) {

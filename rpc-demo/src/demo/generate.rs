@@ -17,7 +17,7 @@ const BLOCK: usize = 1 << 20;
 /// Number of files of medium size, which share the remaining bytes.
 const MIDDLE: u64 = 12;
 
-/// The contents of the tree.
+/// The seed of the tree, and the path and size of each file.
 pub(super) struct Plan {
     seed: u64,
     files: Vec<(String, u64)>,

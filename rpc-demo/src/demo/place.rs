@@ -106,8 +106,8 @@ pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chos
         lacking if lacking.is_empty() => "no directory in memory".to_owned(),
         lacking => lacking.join("; "),
     };
-    // Returns the candidate with the most space, and the size of the tree that fits there, if that
-    // size is at least `least`.
+    // Returns the candidate with the most space, and the size of the tree that fits there. Returns
+    // `None` if that size is below `least`, or if a size was requested.
     let smaller = |backing, least| {
         let sized = of(backing).filter_map(|candidate| {
             let size = candidate.room.as_ref().map_or(0, |room| fitting(*room));

@@ -1,4 +1,5 @@
-//! The processes of the demonstration: one server, and one client at a time, all of this program.
+//! The processes of the demonstration, which all run this program: one server, and one client at a
+//! time.
 //!
 //! | state of a process | on | next |
 //! |---|---|---|

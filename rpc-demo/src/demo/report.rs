@@ -5,12 +5,12 @@ use std::fmt;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-/// One transfer of the tree.
+/// One transfer, or one plain copy, of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Run {
     /// Bytes of the files.
     pub(super) bytes: u64,
-    /// Time from the first request to the last reply.
+    /// Duration of the transfer or copy.
     pub(super) seconds: f64,
     /// Processor time of both ends, in seconds.
     pub(super) cpu_seconds: f64,

@@ -21,8 +21,8 @@ use crate::ranges::Ranges;
 use crate::source::{self, Extent, Piece};
 use crate::store::{Object, StoreError};
 
-/// Checksums per message, few enough that the client receives a message for every 512 MiB of the
-/// object with the default range size.
+/// Checksums per message. With the default range size, the client receives a message for every 512
+/// MiB of the object.
 const CHECKSUMS_BATCH: usize = 64;
 
 impl Service {
@@ -153,7 +153,7 @@ impl Batches {
     }
 }
 
-/// The digest that reading should yield.
+/// The size of an object, and its recorded CRC32C, if any. Reading the object should yield both.
 struct Expected {
     name: Name,
     size: u64,

@@ -55,8 +55,8 @@ impl Totals {
         Totals { calls: usage.calls, sent: usage.bytes_sent, received: usage.bytes_received }
     }
 
-    /// The growth per second since `before`, which was read `time` earlier. A program that was
-    /// restarted counts from 0 again.
+    /// The growth per second since `before`, which was read `time` earlier. A counter that is below
+    /// its earlier value, because the program was restarted, has a rate of 0.
     pub(crate) fn since(self, before: Totals, time: Duration) -> Rates {
         let seconds = time.as_secs_f64().max(0.001);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;

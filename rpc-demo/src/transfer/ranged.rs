@@ -28,8 +28,8 @@ use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
 
-/// A large file or object in flight. Each free task transfers the next range. The task with the
-/// first range begins the transfer, and the task that ends last completes it.
+/// A large file or object in flight. Each free task transfers the next range. The task that comes
+/// first begins the transfer, and the task that ends last completes it.
 pub(super) struct Large {
     item: Item,
     what: String,

@@ -173,7 +173,7 @@ impl LocalFile {
         }
     }
 
-    /// Opens or creates the file next to the target that receives ranges. Its name is the same
+    /// Opens or creates the file that receives ranges, next to the target. Its name is the same
     /// after an interruption.
     pub(super) fn partial(&self) -> io::Result<Pending> {
         let (dir, last) = self.parent()?;

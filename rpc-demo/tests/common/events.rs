@@ -33,7 +33,7 @@ pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
     let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
     let mut events = [0; 64 << 10];
     loop {
-        // Watching before checking: a change after the check causes an event.
+        // Watch before the check, so that a change after the check causes an event.
         watch(&changes, below);
         if done() {
             return;
