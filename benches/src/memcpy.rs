@@ -24,8 +24,8 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// Copies by `method`. A copy either uses memory that was last touched 512 MiB earlier, or the
-    /// same two buffers each time.
+    /// Copies by `method`. [`CopyMethod::MemcpyHot`] copies between the same two buffers each time.
+    /// Any other method copies memory that was last touched 512 MiB earlier.
     pub fn new(method: CopyMethod) -> Self {
         // Each buffer includes space for the distance and for aligning the start to a page.
         Self { from: vec![1; COLD_BYTES + 2 * PAGE], to: vec![2; COLD_BYTES + 2 * PAGE], method }

@@ -104,7 +104,7 @@ async fn pass_on(stderr: ChildStderr, last_line: Arc<Mutex<String>>) {
         let _ = std::io::stderr().write_all(&line);
         let text = String::from_utf8_lossy(&line);
         let text = text.trim();
-        // The runtime's advice after a panic is not the reason.
+        // The note that Rust prints after the message of a panic is not the reason.
         if !text.is_empty() && !text.starts_with("note: ") {
             text.clone_into(&mut last_line.lock().unwrap_or_else(PoisonError::into_inner));
         }

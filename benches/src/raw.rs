@@ -23,8 +23,8 @@ const N_TARGETS: usize = 8;
 /// Number of WRITEs in flight in rows that do not specify this number.
 const DEFAULT_WINDOW: usize = 16;
 
-/// Returns an end's limits for messages of up to `message` bytes. Each target has this length.
-/// Messages longer than a WRITE are sent from as much memory as calls use.
+/// Returns an end's limits for messages of up to `message` bytes. Each target has this length. For
+/// messages longer than a WRITE, the source has this length as well, as with calls.
 fn limits(message: usize) -> BareLimits {
     BareLimits {
         places: N_TARGETS,

@@ -38,7 +38,7 @@ enum Answer<T> {
 }
 
 /// Starts a server for each client that connects to `at`, until the process ends. The servers bind
-/// the IP address of `at`, and have these threads. Anyone who can reach the port can start servers,
+/// the IP address of `at`, and run with `threads`. Anyone who can reach the port can start servers,
 /// so use the agent only in test networks.
 ///
 /// # Errors

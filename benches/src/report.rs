@@ -130,7 +130,8 @@ impl RowResult {
     }
 
     /// The median of the ratios of `a`'s figure to `b`'s in the same round, because a slow phase of
-    /// the machine affects both in the same way. Returns `None` if a variant has no rounds.
+    /// the machine affects both in the same way. Returns `None` if a variant has failed or has no
+    /// rounds.
     pub fn ratio(&self, a: Variant, b: Variant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some()

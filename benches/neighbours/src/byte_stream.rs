@@ -19,9 +19,9 @@ use std::net::{IpAddr, SocketAddr};
 /// in `settings`, at least one receive is always left.
 const WINDOW: u32 = 512 << 10;
 
-/// Enough receives for the windows, and some more. Each receive is a memory region, so with many
-/// more receives 64 connections exceed Soft-iWARP's limits. The settings allow several concurrent
-/// sends instead of the default of one.
+/// Settings with enough receives for the windows, and some more. Each receive is a memory region,
+/// so with many more receives 64 connections exceed Soft-iWARP's limits. The settings allow several
+/// concurrent sends instead of the default of one.
 fn settings() -> SendRecvConfig {
     SendRecvConfig { num_recv_bufs: 72, num_send_bufs: 4, ..SendRecvConfig::stream() }
 }

@@ -38,8 +38,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs as a task, because the future passed to `block_on` is polled only after the runtime has
-/// polled for events once more.
+/// Runs the program as a task, because the future passed to `block_on` is polled only after the
+/// runtime has polled for events once more.
 fn start(args: Args) -> anyhow::Result<()> {
     let runtime = args.role.runtime(&args.placement)?;
     runtime.block_on(async { tokio::spawn(run(args)).await.context("it has panicked")? })

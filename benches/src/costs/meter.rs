@@ -1,4 +1,4 @@
-//! Counts repetitions of a piece of work.
+//! Counts what repetitions of a piece of work cost.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;

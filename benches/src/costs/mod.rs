@@ -11,7 +11,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`meter`] | counts repetitions of a piece of work |
+//! | [`meter`] | counts what repetitions of a piece of work cost |
 //! | [`proto`] | frames and connections, without IO |
 //! | [`parts`] | the pool, the codec |
 //! | [`calls`] | whole calls, client and server in one thread |

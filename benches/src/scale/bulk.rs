@@ -1,7 +1,7 @@
 //! Many clients that send large messages to one server, which discards them on receipt.
 //!
 //! The clients are connections of one process and share its pool. All send the same buffer of that
-//! pool, so that another client does not increase the memory that is read.
+//! pool, so that further clients do not increase the amount of memory that is read.
 
 use anyhow::Context as _;
 
