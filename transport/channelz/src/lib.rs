@@ -95,7 +95,7 @@ pub struct Channelz(Arc<Mutex<Owners>>);
 struct Owners {
     /// Sorted by id.
     entries: Vec<Listed>,
-    /// The last id.
+    /// The id of the entry that was added last.
     last: u64,
     /// If a new entry makes the list longer than this number, the entries of ended channels and
     /// servers are removed.

@@ -242,8 +242,8 @@ impl<T> Fifo<T> {
     /// Removes and returns the first element.
     pub fn pop_front(&mut self) -> Option<T> {
         if self.is_empty() {
-            // Return early, because `Option::take` copies the room for an element even if it is
-            // empty.
+            // Return early, because `Option::take` copies the room for an element even if the
+            // `Option` is `None`.
             return None;
         }
         match &mut self.rest {

@@ -32,8 +32,8 @@ impl Target {
         lock(&self.outcome).clone().unwrap_or_else(none)
     }
 
-    /// Claims the buffer that a request names. `why` is the reason for the copy if the field does
-    /// not land on this call's path.
+    /// Claims the buffer that a request names. `why` is the reason that is reported if the field is
+    /// copied.
     pub fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
         extensions.get::<Target>()?.claim_for(why)
     }

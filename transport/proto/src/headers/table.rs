@@ -92,7 +92,7 @@ pub(crate) struct Sent {
 #[derive(Clone, Debug, Default)]
 struct TableEntry {
     field: Vec<u8>,
-    /// Hash of the last field that mapped to this entry while it was not in the table.
+    /// Hash of the last field that mapped to this entry and was not in the table.
     seen: u64,
 }
 
