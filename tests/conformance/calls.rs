@@ -127,7 +127,7 @@ async fn chat_halves_are_independent(env: &TestEnv) {
     for seed in 0..10 {
         sender.send(payload(seed, 100)).await.unwrap();
     }
-    // The handler sends while the caller is idle, and has not read anything yet.
+    // The handler, which has not read anything yet, sends while the caller is idle.
     env.probe().open("talk");
     for seed in 1..=20 {
         replies.message().await.unwrap().unwrap().expect(seed, 100);

@@ -20,7 +20,7 @@ macro_rules! cases {
 /// A case's function.
 pub(crate) type Run = for<'a> fn(&'a TestEnv) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A test of the suite, which runs over every fabric.
+/// A test of the suite, which runs over every fabric that `only` admits.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     /// `MODULE::FUNCTION`

@@ -6,9 +6,9 @@ use tonic::{IntoRequest, Response, Status};
 use tonic_rdma_tests::harness::{Client, TestEnv};
 use tonic_rdma_tests::pb::Message;
 
-/// Makes calls that must expire, passes each status to `check`, and waits until a handler was
-/// dropped. Repeats the call until a handler has begun, because on a busy machine a deadline may
-/// pass before the call has reached it.
+/// Makes calls that must expire, and passes each status to `check`, until a handler has begun. Then
+/// waits until a handler has been dropped. On a busy machine, the deadline of a call may pass
+/// before the call reaches a handler.
 pub(crate) async fn expires<T, F: Future<Output = Result<T, Status>>>(
     env: &TestEnv,
     id: &str,

@@ -25,8 +25,8 @@ cases![
     waiting_calls_run_when_their_replies_arrive,
 ];
 
-/// Starts more calls than the limit, which all wait at one gate, and checks that exactly `limit` of
-/// them reach it.
+/// Starts more calls than `limit`, all of which have to pass one gate. Checks that exactly `limit`
+/// calls reach the gate before it opens.
 async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, limit: u64) {
     let mut calls = JoinSet::new();
     for n in 0..limit + 3 {

@@ -1,8 +1,9 @@
-//! The conformance suite over every fabric that this process can run. By default these are stock
-//! tonic, TCP, sim, and shared memory, the last also with the server in a second process, which is
-//! this program again. `TONIC_RDMA_TEST_FABRIC=verbs` with `GUEST_ADDR=IP` selects an RDMA device.
-//! `RUST_LOG` prints the transport's log, and `TONIC_RDMA_TEST_HANG` sets the number of seconds
-//! after which a case counts as hung.
+//! The conformance suite over every fabric that this process can run. By default these are the
+//! fabrics that need no RDMA device: stock tonic, TCP, the simulated network, and shared memory.
+//! With `shm-two`, the server runs in a second process, which is this program again.
+//! `TONIC_RDMA_TEST_FABRIC=verbs` with `GUEST_ADDR=IP` selects an RDMA device. `RUST_LOG` prints
+//! the transport's log, and `TONIC_RDMA_TEST_HANG` sets the number of seconds after which a case
+//! counts as hung.
 
 // Test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]

@@ -167,8 +167,8 @@ async fn longer_than_the_buffer(env: &TestEnv) {
     client.unary(ask(9)).await.unwrap().into_inner().expect(9, 9);
 }
 
-/// Calls end early: dropped before and while the field is transferred, by their deadline, or by the
-/// server's error. The buffer comes back, and the connection continues.
+/// Calls end early: they are dropped before or during the transfer of the field, or end by their
+/// deadline or by the server's error. The buffer comes back, and the connection continues.
 async fn calls_that_end_early(env: &TestEnv) {
     let server = env.server().await;
     let mut client = client_of(connect!(env, server));
@@ -419,7 +419,7 @@ async fn left<T: AsMut<[u8]> + Send + 'static>(land_in: &LandIn<T>, view: usize)
 
 const UNARY: &str = "/tonic_rdma.conformance.v1.Conformance/Unary";
 
-/// The buffer that a client asks for, within 4 MiB.
+/// Allocates the buffer that a client asks for, of at most 4 MiB.
 fn allocate(request: &LandRequest<'_>) -> Option<Vec<u8>> {
     let wanted = request.headers.get("buffer")?.to_str().ok()?;
     assert_ne!(wanted, "panic", "asked to");

@@ -109,7 +109,7 @@ async fn thousand_waiting_unary_calls(env: &TestEnv) {
 
 async fn stalled_downloads_stop_only_themselves(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // More than any window holds, so that the handlers block.
+    // Each download is longer than any window, so that the handlers block.
     let mut stalled = Vec::new();
     for n in 0..2 {
         let request = steps("stalled", [send_many(1000 * n, MIB, 48)]);
@@ -134,8 +134,8 @@ async fn stalled_downloads_stop_only_themselves(env: &TestEnv) {
 }
 
 async fn stalled_uploads_stop_only_themselves(env: &TestEnv) {
-    // By default hyper's server gives a connection the window of one stream. The reference needs a
-    // larger one.
+    // By default hyper's server gives a connection the window of one stream. Stock tonic, the
+    // reference, needs a larger window.
     let server = serve!(env, |server| server
         .initial_connection_window_size(32 << 20)
         .add_service(Scripted::server(env.probe())));

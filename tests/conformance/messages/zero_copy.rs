@@ -37,7 +37,8 @@ async fn every_kind_of_call(env: &TestEnv) {
     let (at_client, at_server) = env.fabric().codecs();
     let check = |message: &Message| {
         message.expect(message.seed, LEN);
-        // A server echoes borrowed data, so what arrives is this process's own memory, lent on.
+        // If both ends lend, the server echoes data that it has borrowed, so the field in the reply
+        // is this process's own memory.
         let lends = env.fabric() == Fabric::ShmTwo;
         let landed = pool.resolve(&message.payload).is_some();
         assert!(lends || landed == (at_client == CodecKind::ZeroCopy), "where the field lies");

@@ -28,7 +28,7 @@ cases![
 ];
 
 const LIMIT: usize = 10_000;
-/// The scripted service's messages are a little longer than their payload.
+/// Length of a payload whose message exceeds the limit.
 const TOO_LONG: usize = LIMIT + 1;
 
 async fn errors_have_tonics_type(env: &TestEnv) {
@@ -39,7 +39,7 @@ async fn errors_have_tonics_type(env: &TestEnv) {
     let check = |status: &Status| {
         assert_eq!(status.code(), Code::Cancelled, "{status:?}");
         match env.fabric() {
-            // The limit is set on the channel behind the one of tonic's type.
+            // The timeout is set on the tonic-rdma channel behind the channel of tonic's type.
             Fabric::ShmTonic => assert!(status.source().is_none(), "{status:?}"),
             _ => assert!(status.source().unwrap().is::<tonic::transport::Error>(), "{status:?}"),
         }

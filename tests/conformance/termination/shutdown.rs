@@ -134,7 +134,8 @@ async fn channel_outlives_its_server(env: &TestEnv) {
     let listening = env.listen_at(addr).await;
     let _server =
         serve!(env, listening, |server| server.add_service(Scripted::server(env.probe())));
-    // An attempt to connect from before may still fail, but calls succeed again soon.
+    // A connection attempt that began while no server was listening may still fail, but calls
+    // succeed again soon.
     loop {
         if let Ok(reply) = client.unary(steps("", [send(2, 2000)])).await {
             break reply.into_inner().expect(2, 2000);
@@ -203,7 +204,7 @@ async fn killed_server_fails_calls_in_flight(env: &TestEnv) {
     while let Some(status) = calls.join_next().await {
         let status = status.unwrap();
         match env.fabric().fast() {
-            // CANCELLED, if the runtime dropped the handler before the connection.
+            // The code is CANCELLED if the runtime dropped the handler before the connection.
             Some(_) => {
                 assert!([Code::Unavailable, Code::Cancelled].contains(&status.code()), "{status:?}")
             }
@@ -234,8 +235,9 @@ async fn killed_client_ends_its_handlers(env: &TestEnv) {
     env.probe().seen("began:d").await;
     match env.fabric().fast() {
         Some(_) => doomed.shutdown_background(),
-        // One in 200 requests here reaches the queue of tonic's channel while the task behind it is
-        // dropped, and stays there (tower's Buffer, on a channel of tokio).
+        // One in 200 requests here reaches the queue of tonic's channel while the task that serves
+        // the queue is being dropped. The request then stays in the queue (tower's Buffer, on a
+        // channel of tokio).
         None => tokio::task::block_in_place(|| doomed.shutdown_timeout(LIMIT)),
     }
     env.probe().seen("dropped:d").await;

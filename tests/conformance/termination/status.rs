@@ -18,7 +18,7 @@ cases![
     error_while_reading_requests,
 ];
 
-/// The status of `step` at each position in a call.
+/// Returns the statuses of calls that end with `step`, for each position of the step in a call.
 async fn statuses(client: &mut Client, step: Step) -> Vec<(&'static str, Status)> {
     let refused = before("", [step.clone()]);
     let mut all = vec![

@@ -36,7 +36,7 @@ impl Greeter for Statuses {
     }
 }
 
-/// The attributes of the conventions, the path and the role.
+/// The attributes that the conventions define, and the path and the role.
 fn attributes(span: &SpanData) -> BTreeMap<&str, &Value> {
     let own = ["rpc.", "error", "server.", "network.", "otel.", "path", "role"];
     span.attributes

@@ -1,6 +1,6 @@
-//! qdrant-client's generated stubs, with our channel and with one of tonic's type, and its own
-//! client, which makes tonic's channels. The server is small and made of its generated service,
-//! with points in memory.
+//! qdrant-client's generated stubs, with tonic-rdma's channel and with a channel of tonic's type,
+//! and its own client, which makes tonic's channels. The server is small and made of its generated
+//! service, with points in memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -16,8 +16,8 @@ use tower::hedge::Hedge;
 use tower::retry::Retry;
 use tower::{Service, ServiceExt, hedge, retry, service_fn};
 
-/// Answers the third call of each name after two that fail, or, with `dropped`, the second call
-/// while the first one is never answered.
+/// Fails the first two calls with each name, and answers the third. With `dropped`, the first call
+/// with each name is never answered, and the second is.
 struct Third {
     calls: Mutex<HashMap<String, u32>>,
     /// Reports that an unanswered call was dropped. If `None`, calls fail instead.
@@ -46,7 +46,7 @@ impl Greeter for Third {
             *call
         };
         match &self.dropped {
-            // One call of a hedged pair is enough.
+            // Of a hedged pair of calls, only the first stays unanswered.
             Some(dropped) if call < 2 => {
                 let _tells = TellsWhenDropped(dropped.clone());
                 pending().await

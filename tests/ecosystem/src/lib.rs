@@ -57,7 +57,7 @@ impl Net {
         (listener.local_addr().unwrap(), TcpIncoming::from(listener))
     }
 
-    /// A server's endpoint that requires the path. A channel takes it or does not connect.
+    /// A server's endpoint that requires the path. A channel takes this path or does not connect.
     pub fn endpoint(self, addr: SocketAddr) -> Endpoint {
         let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
         match self.0.fast() {

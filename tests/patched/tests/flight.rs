@@ -164,10 +164,10 @@ async fn stock_stubs_copy_nothing() {
     nothing_for_the_codec(server.get().copied_fast - served);
 }
 
-/// Behind `into_tonic` the stub's messages pass an HTTP/2 connection within the process, and leave
-/// it as frames. For the fast path such a request is like a plain codec's: each byte is copied once
-/// on its way, and the server joins its parts. A reply enters that HTTP/2 connection from the
-/// memory where it landed.
+/// Behind `into_tonic` the stub's messages pass through an HTTP/2 connection within the process,
+/// and leave it as frames. For the fast path, such a request is like one that a plain codec has
+/// encoded: each byte is copied once on its way, and the server joins the parts of the request. A
+/// reply enters that HTTP/2 connection from the memory where it landed.
 #[tokio::test(flavor = "multi_thread")]
 async fn stock_stubs_behind_a_channel_of_tonics() {
     let (channel, server) = start().await;
