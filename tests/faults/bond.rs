@@ -11,9 +11,9 @@ const ENDS: [&str; 2] = ["va", "vb"];
 /// Number of calls that end after each change of slaves.
 const CALLS: u64 = 50;
 
-/// The cable of the slaves in use drops all packets until the bonds use the others. This is the
-/// effect of a switch that fails while the carrier stays, on a bond that checks the network by ARP
-/// (`arp_interval`).
+/// The cable of the slaves in use drops all packets until the bonds use the other slaves. This is
+/// the effect of a switch that fails while the carrier stays, on a bond that checks the network by
+/// ARP (`arp_interval`).
 pub async fn slaves_are_cut(log: Log) {
     let drop_all = async |gone, stays| {
         for end in ENDS {

@@ -44,7 +44,8 @@ pub fn variable(name: &str) -> String {
 pub struct Topology {
     pub server_device: String,
     pub client_device: String,
-    /// The server's TCP port is bound here. Faults of the devices do not affect loopback.
+    /// The address at which the server listens for TCP. Faults of the devices do not affect
+    /// loopback.
     pub tcp: IpAddr,
     /// HTTP/2 keep-alive on the channel, to detect a network that drops everything.
     pub keep_alive: bool,
@@ -279,8 +280,8 @@ impl FaultTest {
         }
     }
 
-    /// Takes the resources that the processes hold at rest as the new baseline, because they have
-    /// opened another device.
+    /// Makes the next check at rest record a new baseline. Called after the processes have opened
+    /// another device.
     pub fn forget_baseline(&mut self) {
         self.leak_checks = Default::default();
     }

@@ -22,7 +22,7 @@ const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
 const NO_PORT: &[ReasonCode] =
     &[ReasonCode::NoActivePort, ReasonCode::NotOnRdmaDevice, ReasonCode::LinkLost];
 
-/// Twice, because leftovers of the first fault could affect the second.
+/// Each fault occurs twice, because leftovers of the first occurrence could affect the second.
 const REPEATS: usize = 2;
 
 pub async fn server_killed(log: Log) {

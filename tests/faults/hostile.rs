@@ -198,7 +198,8 @@ enum Breach {
     Words,
     /// PINGs as fast as the device accepts them.
     Flood,
-    /// All its SENDs at once, many more than it has credits, repeated until it is stopped.
+    /// SENDs from all its slots at once, many more than the peer has credits for, repeated until
+    /// the peer is stopped.
     PastItsCredits,
     /// A message that is longer than the RECV that it takes, on a connection at rest.
     LongerThanItsRecv,

@@ -19,7 +19,7 @@ use tonic_rdma_tests::offer::request_grant;
 use tonic_rdma_tests::pb::Message;
 use tonic_rdma_tests::wire;
 
-/// The length for which a peer requests memory, in bytes.
+/// The number of bytes of memory that a peer requests.
 pub const ASKED: usize = 1 << 20;
 
 pub fn config() -> LinkConfig {
@@ -146,7 +146,8 @@ impl Peer {
         self.link.ring_doorbell().unwrap();
     }
 
-    /// Fills the send queue with messages that return no credits, and waits until they are sent.
+    /// Sends messages that return no credits from all SEND slots at once, and waits until they are
+    /// sent.
     pub async fn burst(&mut self, frame: &Frame) -> Result<(), LinkError> {
         for slot in 0..config().send_slots as usize {
             self.credits = 0;

@@ -6,7 +6,7 @@
 //! The cases are in `conformance/`, tests of reported problems with hosts in `hosts/`, and the
 //! fault tests in `faults/` and `tests/`. This library has the parts that they share:
 //!
-//! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
+//! - [`harness`]: a server and its clients over one fabric, with the same code for stock tonic and
 //!   tonic-rdma, and servers in other processes
 //! - [`fabric`]: the fabrics that a case can run over, and the selection for this process
 //! - [`channel`]: one type for the channels of all fabrics

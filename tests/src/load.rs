@@ -18,7 +18,7 @@ use crate::channel::AnyChannel;
 use crate::harness::{Client, client_of};
 use crate::service::script::{echo, echo_all, payload, receive_all, send_many, steps, summary};
 
-/// Longer than any wait takes when nothing is wrong.
+/// Time limit of a wait. If nothing is wrong, every wait is shorter.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Calls in flight on each channel.
 pub const WORKERS: u64 = 8;
@@ -160,8 +160,8 @@ impl Load {
 
     /// Stops the load and waits for the calls in flight.
     ///
-    /// # Panics A call had wrong data, or failed with another status than that of a lost
-    /// connection.
+    /// # Panics
+    /// A call had wrong data, or failed with another status than that of a lost connection.
     pub async fn stop(mut self) {
         self.running.store(false, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
@@ -226,7 +226,8 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
 
 /// Checks that the status is that of a lost connection.
 ///
-/// # Panics The status is neither UNAVAILABLE nor one that hyper gives for a broken TCP connection.
+/// # Panics
+/// The status is neither UNAVAILABLE nor one that hyper gives for a broken TCP connection.
 pub fn assert_connection_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");

@@ -137,7 +137,8 @@ impl Process {
 
     /// Kills the child with SIGKILL.
     ///
-    /// # Panics The child has already ended.
+    /// # Panics
+    /// The child has already ended.
     pub async fn kill(mut self) {
         assert_eq!(self.child.try_wait().unwrap(), None, "it ended before it was killed");
         self.child.kill().await.unwrap();

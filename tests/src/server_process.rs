@@ -32,7 +32,7 @@ fn builder_of(device: &str) -> (FabricKind, ContextBuilder) {
     }
 }
 
-/// An endpoint whose channels wait long for the fast path.
+/// An endpoint whose channels wait up to 10 s for the fast path.
 pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> Endpoint {
     Endpoint::from_shared(format!("http://{server}"))
         .unwrap()

@@ -422,7 +422,7 @@ async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     close_half(&mut channels, &mut rng).await;
     let calling = call_until_lost(channels, &mut rng);
     println!("half are closed");
-    // Unless it is killed, it ends with the test, which closes its stdin.
+    // Unless this process is killed, it ends with the test, which closes its stdin.
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(_)) = lines.next_line().await {}
     drop(calling);

@@ -77,7 +77,7 @@ async fn load(port: u16, seed: u64) {
         tokio::task::yield_now().await;
     }
     println!("up");
-    // Unless it is killed, it ends with the test, which closes its stdin.
+    // Unless this process is killed, it ends with the test, which closes its stdin.
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(_)) = lines.next_line().await {}
     drop(load);

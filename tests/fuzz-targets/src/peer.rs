@@ -16,8 +16,8 @@ const STEPS: usize = 400;
 /// Runs a connection against a hostile peer.
 ///
 /// The first byte selects side and sizes. If its highest bit is set, both sides have RECVs of two
-/// sizes, which are added and removed. The second byte says whether this side takes loans from the
-/// peer (unless bit 0 is set), and whether it lends (bit 1). Each step is a byte, followed by its
+/// sizes, which are added and removed. In the second byte, bit 0 means that this side does not
+/// borrow from the peer, and bit 1 means that this side lends. Each step is a byte, followed by its
 /// operands:
 ///
 /// | byte modulo 16 | step |
@@ -29,7 +29,7 @@ const STEPS: usize = 400;
 /// | 9 | this side resets or releases a stream |
 /// | 10, 11 | this side posts its pending work |
 /// | 12 | this side is asked for memory, or to lend some, and answers |
-/// | 13 | time passes, and loans that failed before are tried again |
+/// | 13 | time passes, and this side tries again to lend bytes that it has postponed |
 /// | 14 | this side reads, and returns leases |
 /// | 15 | this side drains, closes, or recalls grants |
 ///

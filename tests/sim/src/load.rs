@@ -125,8 +125,8 @@ pub(crate) fn draw(
 }
 
 impl CallPlan {
-    /// Makes the handler echo its input, if both ends have the codec that leaves it in place.
-    /// Memory that a peer has lent is then lent on.
+    /// Makes the handler echo its input in three of four unary and bidirectional calls whose ends
+    /// both have the zero-copy codec. The handler then lends memory again that its peer has lent.
     pub(crate) fn echo(&mut self) {
         let may = matches!(self.kind, Kind::Unary | Kind::Bidirectional)
             && self.client_zero_copy

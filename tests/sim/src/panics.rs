@@ -33,7 +33,7 @@ impl Panics {
         Panics
     }
 
-    /// Stops, and returns what was collected.
+    /// Stops collecting, and returns the collected panics.
     pub(crate) fn take(self) -> Vec<String> {
         PANICS.with(|panics| panics.borrow_mut().take()).unwrap_or_default()
     }

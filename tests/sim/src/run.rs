@@ -342,8 +342,9 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
     }
 }
 
-/// Returns the error if connections do not return the control memory of their last load. SEND slots
-/// are freed when all their work has completed, and RECVs with one PING each.
+/// Returns the error if connections at rest do not return the control memory that only a busy
+/// connection needs. SEND slots are freed when all their work has completed. Each PING frees one
+/// extra RECV.
 async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
     const EACH: usize = 8 << 10;
     let mut wrong = None;

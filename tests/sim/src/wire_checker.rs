@@ -56,17 +56,20 @@ struct End {
     recv_slots: u64,
     /// Bytes of each initial RECV.
     rest_bytes: u32,
-    /// Bytes of each posted RECV, and of each RECV posted since the start and not credited yet.
-    /// Both are in the order of posting.
+    /// Bytes of each posted RECV, in the order of posting.
     posted: VecDeque<u32>,
+    /// Bytes of each RECV that was posted since the start and not credited yet, in the order of
+    /// posting.
     uncredited: VecDeque<u32>,
     peer: Option<EndId>,
     connecting: bool,
-    /// The number of messages that have arrived, the number that the driver has received, and the
-    /// numbers of RECVs that the driver has posted again, and has retired or left out.
+    /// The number of messages that have arrived.
     arrived: u64,
+    /// The number of messages that the driver has received.
     received: u64,
+    /// The number of RECVs that the driver has posted again.
     reposted: u64,
+    /// The number of RECVs that the driver has retired or left out.
     retired: u64,
     /// RECVs posted in addition to the initial ones.
     grown: u64,

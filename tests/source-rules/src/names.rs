@@ -21,8 +21,8 @@ pub const MAX_FILES: usize = 2;
 /// Names that say nothing without their module. No type may have one of these names.
 pub const BARE: &[&str] = &["State", "Entry", "Kind", "Place", "Held", "Next", "Settings"];
 
-/// The files of the library that define a type of each name, tests left out. Also the files of the
-/// programs that define a type with a name of [`BARE`].
+/// For each name of a type, the files of the library that define a type with this name, not
+/// counting tests. Also the files of the programs that define a type with a name of [`BARE`].
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Where the source of a package of Cargo.lock lies, for tests that compare with it.
+//! Finds the source of a package in Cargo.lock, for tests that compare code with that source.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

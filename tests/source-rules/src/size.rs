@@ -9,13 +9,13 @@ use syn::visit::{self, Visit};
 use crate::files::Source;
 use crate::modules::{attributes, is_for_tests};
 
-/// Lines that a file of transport/tonic may have without its tests.
+/// Maximum number of lines of a file in transport/tonic, not counting its tests.
 pub const MAX_LINES_TONIC: usize = 500;
-/// Lines that any other file may have.
+/// Maximum number of lines of any other file, not counting its tests.
 pub const MAX_LINES: usize = 800;
-/// Rust files that a folder of transport/tonic may have.
+/// Maximum number of Rust files in a folder of transport/tonic, not counting subfolders.
 pub const MAX_FILES: usize = 12;
-/// Words that ARCHITECTURE.md may have, so that it is read in ten minutes.
+/// Maximum number of words in ARCHITECTURE.md, so that it can be read in ten minutes.
 pub const MAX_WORDS: usize = 2500;
 
 /// The folder in which the narrower limits hold.

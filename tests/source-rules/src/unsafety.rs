@@ -1,5 +1,5 @@
-//! `unsafe` lives in memory/, transport/fabric/ and transport/rdma-sys/ only, and clippy asks each
-//! block for its SAFETY comment.
+//! `unsafe` lives in memory/, transport/fabric/ and transport/rdma-sys/ only, and clippy requires a
+//! SAFETY comment at each block.
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -8,7 +8,7 @@ use crate::files::Source;
 /// Where `unsafe` may be.
 pub const ALLOWED: &[&str] = &["memory/", "transport/fabric/", "transport/rdma-sys/"];
 
-/// The lint that wants a SAFETY comment at each block.
+/// The lint that requires a SAFETY comment at each block.
 const LINT: &str = "undocumented_unsafe_blocks";
 
 /// The lines of a Rust file with the word `unsafe`, in code and in macros.

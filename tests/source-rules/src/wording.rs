@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, HashSet};
 use crate::files::Source;
 use crate::prose::{self, Documented, Paragraph};
 
-/// Folders that are counted as a whole and may hold fewer than `known` lists.
+/// Folders whose wordings to avoid are counted together. They may have fewer than the list of known
+/// wordings says.
 pub const AT_MOST: &[&str] =
     &["transport/fabric/src/verbs/", "transport/proto/", "transport/tonic/"];
 

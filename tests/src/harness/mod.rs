@@ -3,9 +3,9 @@
 //! - [`TestEnv`]: the environment of a case
 //! - [`server`]: a server, in this process or in a separate process
 //! - [`remote`], [`remote_child`]: the two ends of the protocol with a server's process
-//! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile their text twice, against
-//!   `tonic::transport` and against `tonic_rdma`. Compiling both is itself a test that the builders
-//!   have the same names.
+//! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile the caller's code twice,
+//!   against `tonic::transport` and against `tonic_rdma`. This also tests that the builders'
+//!   methods have the same names.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,8 @@ use crate::pb::conformance_client::ConformanceClient;
 use crate::probe::{Probe, RemoteProbe as _};
 use crate::service::Scripted;
 
-/// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for the
-/// server builders of `tonic::transport` and of `tonic_rdma`.
+/// Starts a server: `serve!(env, |server| server.add_service(...))`. The code after `|server|` is
+/// compiled twice: for the server builder of `tonic::transport`, and for that of `tonic_rdma`.
 #[macro_export]
 macro_rules! serve {
     ($env:expr, |$server:ident| $router:expr) => {{
@@ -66,8 +66,8 @@ macro_rules! serve {
 }
 
 /// Connects: `connect!(env, &server, |endpoint| endpoint.timeout(...))` returns an
-/// [`AnyChannel`](crate::channel::AnyChannel). The text is compiled for the endpoints of
-/// `tonic::transport` and of `tonic_rdma`.
+/// [`AnyChannel`](crate::channel::AnyChannel). The code after `|endpoint|` is compiled twice: for
+/// the endpoint of `tonic::transport`, and for that of `tonic_rdma`.
 #[macro_export]
 macro_rules! connect {
     ($env:expr, $server:expr) => {
@@ -149,7 +149,8 @@ impl Contexts {
                 return Some(Self { server: both.clone(), client: both, few: build_few() });
             }
             Fabric::ShmTwo => {
-                // Both ends lend, lend on and borrow, and map each other's buffers.
+                // Both ends lend, also what they have borrowed, and both borrow and map each
+                // other's buffers.
                 let lending = Lending::SameUserOnward;
                 let lending = || Context::builder().lending(lending).borrowing(true);
                 let context = || lending().map_peer_buffers(true).build();
@@ -332,7 +333,8 @@ impl TestEnv {
 
     /// Checks that the channel takes the path under test.
     ///
-    /// # Panics The channel takes another path, or gives another reason than the fabric determines.
+    /// # Panics
+    /// The channel takes another path, or gives another reason than the fabric determines.
     pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
         let info = channel.path();
         assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");

@@ -1,9 +1,9 @@
 //! The client of the interoperability tests: the cases.
 //!
 //! Some cases of the description are left out. Compression cases need a server that sees whether a
-//! message was compressed. Authentication cases need Google accounts. Some cases run for a long
-//! time. In `timeout_on_sleeping_server` the server sends the response's head before it sleeps,
-//! which ends a tonic client's deadline.
+//! message was compressed. Authentication cases need Google accounts. Some cases take too long. In
+//! `timeout_on_sleeping_server` the server sends the response's head before it sleeps, which ends a
+//! tonic client's deadline.
 
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;

@@ -116,7 +116,7 @@ fn refuse(status: Option<EchoStatus>) -> Result<(), Status> {
 }
 
 fn zeros(len: i32) -> Result<Payload, Status> {
-    /// Longer than any message that a case asks for.
+    /// Maximum length of a response in bytes. No case asks for a longer one.
     const LONGEST: usize = 16 << 20;
     match usize::try_from(len) {
         Ok(len) if len <= LONGEST => Ok(Payload { r#type: 0, body: vec![0; len].into() }),

@@ -395,7 +395,7 @@ async fn begins_out_of_bounds_end_the_connection() {
     peer.sync().await.unwrap();
 }
 
-/// A peer announces a loan that it has not made, or returns memory that it was not lent.
+/// A peer announces a lease that it has not given, or returns a lease that it was not given.
 async fn leases_that_nobody_gave_end_the_connection() {
     let mut server = Process::start("", "server 100 borrowing");
     let at: SocketAddr = server.read_line().await.parse().unwrap();

@@ -182,7 +182,8 @@ async fn pieces(peer: &mut Peer, n: u32) -> Result<(), Ended> {
 
 /// Lends files and takes them back.
 async fn files(peer: &mut Peer, n: u32) -> Result<(), Ended> {
-    // Longer than half of the memory for sending, so each is a file that replaces the previous one.
+    // The bytes are longer than half of the memory for sending, so each time they lie in a new file
+    // that replaces the previous one.
     let bytes = peer.lendable((5 << 19) + (n as usize % 8) * 4096).await;
     match peer.lend(bytes).await? {
         Some(lent) => peer.end_lease(lent.lease),
