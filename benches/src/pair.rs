@@ -216,7 +216,7 @@ impl Pair {
     async fn request(&mut self, request: ClientRequest) -> anyhow::Result<ClientReply> {
         let mut line = serde_json::to_string(&request)?;
         line.push('\n');
-        // If the client has ended, its reason below explains why.
+        // If the client has ended, the reason that is read below explains why.
         let _ = self.requests.write_all(line.as_bytes()).await;
         let reply = timeout(self.limit, self.replies.next_line()).await;
         let reply =

@@ -22,7 +22,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 impl Failure {
-    /// `what` failed because of `why`. `cure` says what to do, and may be empty.
+    /// Describes that `what` failed because of `why`. `cure` says what to do, and may be empty.
     pub(crate) fn new(
         what: impl Into<String>,
         why: impl fmt::Display,

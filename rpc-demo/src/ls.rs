@@ -20,7 +20,7 @@ enum Form {
 /// Lists the objects that the flags select.
 pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
     let Ls { prefix, long, checksum, asked: Asked { json, remote } } = args;
-    // Users type the '/' that the listing shows.
+    // Users copy the '/' that a listing shows after a directory, so accept it.
     let prefix = prefix.as_deref().map(|prefix| prefix.strip_suffix('/').unwrap_or(prefix));
     let name = match prefix {
         None | Some("") => None,

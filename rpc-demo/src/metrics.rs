@@ -52,7 +52,7 @@ impl Metrics {
     }
 }
 
-/// Answers scrapes. Never returns if there are no metrics.
+/// Answers scrapes, and returns only if that fails. If `metrics` is `None`, it never returns.
 pub(crate) async fn serve(metrics: Option<Metrics>) -> Failure {
     let Some(Metrics { listener, handle, .. }) = metrics else { return future::pending().await };
     let render = handle.clone();

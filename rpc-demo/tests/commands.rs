@@ -268,7 +268,7 @@ fn the_environment_configures_both_ends() {
         .env("RPC_DEMO_MAX_WRITES", "1")
         .env("RPC_DEMO_MAX_READS", "1");
     let mut server = Server::spawn(serve, dir.path());
-    // More transfers than the server's limit: they queue.
+    // These are more transfers than the server's limit, so they queue.
     let tree = scratch();
     for n in 0..20 {
         fs::write(tree.path().join(n.to_string()), content(100_000, n)).unwrap();

@@ -241,8 +241,8 @@ fn received(server: &Server) -> u64 {
     files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// A file is cut, grows, or is replaced while it is sent. The result is an error, or the content of
-/// one of the two files, and no partial file.
+/// A file is cut, grows, or is replaced while it is sent. The result is an error or the complete
+/// content of one of the two files, never a part.
 #[test]
 fn files_that_change_meanwhile_are_errors_or_whole() {
     let dir = on_disk();

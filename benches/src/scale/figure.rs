@@ -124,9 +124,9 @@ pub const BULK: [Figure; 5] = [
 ];
 
 /// Figures of rows of connections. The first is the default. Figures whose names begin with `all-`
-/// are for calls on all connections in turn. Names with `one-` are for calls on one connection
-/// while the others are idle. All other figures are per idle connection, except `threads`, which is
-/// the number of threads of the server.
+/// are for calls on all connections in turn. Figures whose names begin with `one-` are for calls on
+/// one connection while the others are idle. All other figures are per idle connection, except
+/// `threads`, which is the number of threads of the server.
 pub const CONNECTIONS: [Figure; 10] = [
     load("all-rate", |row| &row.all, |load| load.kcalls_per_s),
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),

@@ -64,7 +64,7 @@ async fn start(net: Net, dropped: Option<mpsc::UnboundedSender<()>>) -> Channel 
     net.connect(addr).await
 }
 
-/// The stub as a service of messages, which can be cloned.
+/// A cloneable service that calls the stub with a request message and returns the reply message.
 fn by_message(
     channel: Channel,
 ) -> impl Service<HelloRequest, Response = HelloReply, Error = Status, Future: Send> + Clone + Send
@@ -75,7 +75,7 @@ fn by_message(
     })
 }
 
-/// How often a refused call is repeated.
+/// Repeats a refused call at most this many more times.
 #[derive(Clone)]
 struct Again(u32);
 

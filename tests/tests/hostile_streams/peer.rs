@@ -34,7 +34,7 @@ pub(crate) struct Peer {
     pool: Pool,
     /// SENDs for which the server has RECVs posted.
     credits: u32,
-    /// Messages received since credits were last given back.
+    /// Messages received since credits were last returned.
     credits_to_return: u16,
     work: u64,
     pings: u64,
