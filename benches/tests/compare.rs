@@ -172,7 +172,7 @@ fn contenders_take_part_with_both_allocators() {
     let expected = [&both(glibc)[..], &[("memcpy-hot", None)], &both(mimalloc)].concat();
     assert_eq!(who, expected);
     // A message has 4096 pages. glibc maps most of them again for each message over TCP. Over
-    // shared memory that depends on which buffers are freed first. mimalloc keeps them.
+    // shared memory, the number depends on which buffers are freed first. mimalloc keeps them.
     let faults = |cell: &serde_json::Value| cell["page_faults_per_call"].as_f64().unwrap();
     assert!(faults(cells[0]) > 1000.0, "{said}");
     for kept in [cells[3], cells[4]] {

@@ -1,6 +1,6 @@
-//! Large files bypass the page cache if that is possible, and otherwise go through it, and the
-//! program says which. The tests run over shared memory on the build's file system, and in the
-//! guest over a device with its own disk (tests/guest/run --device rxe --disk 1G).
+//! Large files bypass the page cache if that is possible. Otherwise they go through it. The program
+//! says which of the two happened. The tests run over shared memory on the build's file system, and
+//! in the guest over a device with its own disk (tests/guest/run --device rxe --disk 1G).
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
 //! Acknowledged data has been synced. If a sync fails, the command also fails; strace injects the
-//! failures. Run by `tests/guest/suite` on this machine. Needs strace.
+//! failures. `tests/guest/suite` runs these tests on this machine. They need strace.
 
 #![allow(clippy::unwrap_used)]
 

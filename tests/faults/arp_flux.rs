@@ -19,7 +19,8 @@ use crate::log::Log;
 /// The addresses of the host, each on an interface of its own, and the address of the neighbour.
 const HOST: [&str; 2] = ["10.30.0.1", "10.30.0.3"];
 const NEIGHBOUR: &str = "10.30.0.2";
-/// How often the neighbour asks for the addresses. Who answers first may vary.
+/// Number of times that the neighbour asks for the addresses. Which interface answers first may
+/// vary.
 const ROUNDS: usize = 10;
 
 /// The doctor of the host names the flux, which the neighbour sees. The doctor's cure ends it, and

@@ -239,8 +239,8 @@ impl Breach {
                 // is open, so the server probes the connection.
                 peer.grant().await;
                 // A quick server returns credits while a burst arrives, and the burst is then
-                // within the rules. But the server cannot send more messages than it has credits
-                // itself, so a later burst breaks the rules.
+                // within the rules. But the server's own credits limit how many messages it can
+                // send, so a later burst breaks the rules.
                 let mut left = 100;
                 while left > 0 && peer.burst(&ping).await.is_ok() {
                     left -= 1;

@@ -65,8 +65,8 @@ async fn graceful_end_waits_for_calls(env: &TestEnv) {
 
 async fn graceful_end_waits_for_bulk(env: &TestEnv) {
     let (mut server, client) = env.pair().await;
-    // Keep one small call open until the bulk has arrived: hyper closes an idle connection, and if
-    // the caller then sends more, TCP discards data that the caller has not read yet.
+    // Keep one small call open until the bulk has arrived, because hyper closes an idle connection.
+    // If the caller then sends more, TCP discards data that the caller has not read yet.
     let mut last = client.clone();
     let last = tokio::spawn(async move { last.unary(before("last", [gate("last")])).await });
     let mut calls = JoinSet::new();

@@ -31,7 +31,7 @@ struct CallRecord {
     read: Option<usize>,
 }
 
-/// The record of all calls, and what is wrong so far.
+/// The record of all calls, and the faults found so far.
 #[derive(Debug)]
 pub(crate) struct CallLog {
     started: Instant,

@@ -49,7 +49,7 @@ pub(crate) trait AnyCodec:
 impl AnyCodec for tonic_prost::ProstCodec<Message, Message> {}
 impl AnyCodec for tonic_rdma::codec::ProstCodec<Message, Message> {}
 
-/// The service: answers calls according to the plan.
+/// A service that answers calls according to the plan.
 #[derive(Clone)]
 pub(crate) struct Planned(pub(crate) Arc<World>);
 

@@ -503,8 +503,8 @@ impl State {
             Some(grant) if grant.rkey != rkey => {
                 format!("R12: {from} writes with another key than granted")
             }
-            // In a standing grant, any offset of the first WRITE is accepted here: DONE has to
-            // state it.
+            // In a standing grant, any offset of the first WRITE is accepted here, because DONE has
+            // to state it.
             Some(grant) if grant.stream == 0 && grant.written == 0 => {
                 (grant.begin, grant.written) = (addr - grant.addr, len);
                 return;

@@ -29,7 +29,7 @@ const QUOTING: &[&str] =
 pub struct Finding {
     /// Its path below the root.
     pub path: String,
-    /// Where and how, for people.
+    /// Where and how the rule is broken, as text for people.
     pub what: String,
 }
 

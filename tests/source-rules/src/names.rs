@@ -22,7 +22,8 @@ pub const MAX_FILES: usize = 2;
 pub const BARE: &[&str] = &["State", "Entry", "Kind", "Place", "Held", "Next", "Settings"];
 
 /// For each name of a type, the files of the library that define a type with this name, not
-/// counting tests. Also the files of the programs that define a type with a name of [`BARE`].
+/// counting tests. The map also contains the files of the programs that define a type with a name
+/// of [`BARE`].
 ///
 /// # Errors
 ///

@@ -149,8 +149,8 @@ impl Contexts {
                 return Some(Self { server: both.clone(), client: both, few: build_few() });
             }
             Fabric::ShmTwo => {
-                // Both ends lend, also what they have borrowed, and both borrow and map each
-                // other's buffers.
+                // Both ends lend memory, including memory that they have borrowed. Both also
+                // borrow, and map each other's buffers.
                 let lending = Lending::SameUserOnward;
                 let lending = || Context::builder().lending(lending).borrowing(true);
                 let context = || lending().map_peer_buffers(true).build();

@@ -1,5 +1,5 @@
-//! The child's end of [`remote`](crate::harness::remote): serves, and executes the commands on
-//! stdin.
+//! The child's end of [`remote`](crate::harness::remote). The child serves, and executes the
+//! commands on stdin.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;

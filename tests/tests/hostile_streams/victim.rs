@@ -87,7 +87,7 @@ fn field(process: &Process, name: &str) -> usize {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// The victim's process: prints cells of the table.
+/// Runs the victim's process, which prints cells of the table.
 pub(crate) async fn call(at: SocketAddr) {
     let shm = (FabricKind::Shm, &Context::builder().build());
     let mut channel = endpoint(at, shm).connect().await.unwrap();
