@@ -58,8 +58,8 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     assert_eq!((tcp.len(), shm.len()), (6, 6), "{said}");
     assert!(tcp.iter().chain(&shm).all(|figure| *figure > 0.0), "{said}");
     // Reading a file, transferring it, protecting it from its sender and writing it are one copy
-    // each, in addition to the lengths that tonic is shown. TCP copies into one socket, out of the
-    // other, and to assemble messages.
+    // each. The bytes that show tonic the lengths of messages are added to these. TCP copies into
+    // one socket, out of the other, and to assemble messages.
     for copied in &shm[4..] {
         assert!((4.0..=4.3).contains(copied), "{said}");
     }

@@ -93,10 +93,11 @@ fn without_io_uring_files_go_through_the_page_cache() {
 }
 
 /// The path whose sync fails, the length in bytes of the object to put (`None` for a directory),
-/// and the name to put it under. Temporary files are numbered consecutively; the first number goes
+/// and the name to put it under. Temporary files are numbered consecutively. The first number goes
 /// to the file with which the server probes the file system.
 const PUTS: [(&str, Option<usize>, &str); 7] = [
-    // The content, before it has its name; also of a large object, which arrives in ranges.
+    // The content of a small object and of a large object, which arrives in ranges. The objects do
+    // not have their names yet.
     (".rpc-demo-tmp/1.part", Some(1000), "name"),
     (".rpc-demo-tmp/c4bcadba8e631b86-200000-1.upload", Some(200_000), "name"),
     // The directory entry of the object.

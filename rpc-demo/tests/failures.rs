@@ -268,8 +268,8 @@ fn a_file_without_permission() {
     says(&line, &["'closed'", "ermission denied", "under the server's root"]);
     assert!(!at("here/back").exists());
 
-    // A directory that cannot be listed makes a tree incomplete: reported before anything is
-    // fetched.
+    // A directory that cannot be listed makes a tree incomplete. The error is reported before
+    // anything is fetched.
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o000)).unwrap();
     says(&failed(client(&["ls".as_ref(), "dir".as_ref()]), 1), &["'dir'", "ermission denied"]);
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o755)).unwrap();
@@ -296,8 +296,9 @@ fn a_file_without_permission() {
     }
 }
 
-/// The program with a disk of 2 MiB at `dir`: in its own mount namespace if the system allows that
-/// (true), or else with a limit on file sizes (in units of 512 bytes), which every user can set.
+/// The program with a disk of 2 MiB at `dir`. If the system allows it, the disk is in the program's
+/// own mount namespace (`true`). Otherwise the program has a limit on file sizes, which every user
+/// can set in units of 512 bytes.
 fn on_a_small_disk(dir: &Path) -> (Command, bool) {
     let alone = ["--user", "--map-root-user", "--mount", "sh", "-c"];
     let mount = "mount -t tmpfs -o size=2m tiny \"$1\"";

@@ -241,8 +241,8 @@ async fn streamed(result: Result<tonic::Response<Streaming<Message>>, Status>) -
     outcome
 }
 
-/// The fields sorted by name, with those of one name in their order. Leaves out the date and the
-/// addresses.
+/// Returns the fields sorted by name, without the date and the addresses. Fields of the same name
+/// keep their order.
 fn sorted(metadata: &MetadataMap) -> Fields {
     let mut fields: Fields = metadata
         .iter()

@@ -172,7 +172,7 @@ class Build:
         script += [f"exec chroot . /bin/sh -c {at}"]
         for name in ["resolv.conf", "hosts"]:
             shutil.copy(f"/etc/{name}", self.inside(f"/etc/{name}"))
-        # apt-get tells much on stdout, and cargo what it compiles on stderr.
+        # apt-get writes a lot to stdout, and cargo writes to stderr what it compiles.
         done = subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
              "sh", "-c", "\n".join(script)],

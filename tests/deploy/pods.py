@@ -9,7 +9,7 @@ import yaml
 from containers import Container, Failed, Namespaces
 from image import Wrong
 
-# What `Pod` applies or checks, and what has no effect on it.
+# The fields that `Pod` applies or checks, and the fields that have no effect on it.
 POD = {
     "automountServiceAccountToken", "containers", "dnsPolicy", "hostNetwork", "initContainers",
     "restartPolicy", "securityContext", "shareProcessNamespace", "terminationGracePeriodSeconds",

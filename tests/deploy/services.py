@@ -11,7 +11,7 @@ from containers import Container, Failed, Namespaces
 from doctor import report
 from image import Wrong
 
-# What `start` applies, and what has no effect on it.
+# The settings that `start` applies, and the settings that have no effect on it.
 APPLIED = {"image", "command", "entrypoint", "network_mode", "pid", "ulimits", "volumes", "devices"}
 WITHOUT_EFFECT = {"build", "cap_drop", "profiles", "read_only", "security_opt", "stop_grace_period"}
 
@@ -132,7 +132,7 @@ def pairs(project, step):
     verb, *put = project.services["client"]["command"]
     lending = [verb, "--lend", *put]
     expect(project.start("client", command=lending).result(), "bytes lent (100.0 %)", "path shm")
-    # In the server's network namespace, with processes of its own.
+    # This client is in the server's network namespace, but has its own process namespace.
     apart = project.start("client", command=lending, pid=None).result()
     expect(apart, "bytes by WRITE to shared memory (100.0 %)", "path shm")
     put.remove("--require-fast-path")

@@ -12,7 +12,7 @@ from doctor import report
 from image import Wrong, unpack_debian
 
 # systemd-nspawn mounts another boot ID over the kernel's, which units with a /proc of their own do
-# not see. Without it they all see the same, as those of a host do.
+# not see. Without that mount, all units see the same boot ID, as on a host.
 BOOT_ID = """\
 [Unit]
 Before=rpc-demo.service

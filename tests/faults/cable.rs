@@ -110,8 +110,8 @@ async fn over_slow_cables(at: SocketAddr) -> Endpoint {
 }
 
 /// Two devices of each guest are in one network. A single channel uses both, and so do many
-/// channels. Cutting a cable costs only the calls on it, and it carries calls again when it is
-/// mended.
+/// channels. Cutting a cable ends only the calls on this cable. Once repaired, the cable carries
+/// calls again.
 pub async fn rails(_: Log) {
     let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
     // Only tests/guest/speed checks speeds against bounds, and it sets this variable.
@@ -208,8 +208,8 @@ pub fn route_cables(own: &str, peer: &str) {
 pub const ROUTED: [&str; 2] = ["10.41", "10.42"];
 
 /// No device of one guest is in the same network as a device of the other guest. The kernel decides
-/// for each device of this guest what it reaches, so a channel has both rails, and channels take
-/// turns.
+/// which addresses each device of this guest reaches. So a channel has both rails, and channels
+/// take turns.
 pub async fn routed_rails(_: Log) {
     let [own, peer] = ROUTED;
     route_cables(own, peer);

@@ -145,7 +145,7 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     run(&format!("ip link set {} up", netdev()));
     if kind() == "rxe" {
         // If Soft-RoCE of Linux 6.1 cannot send a CM message, for example while the interface is
-        // down, its QP 1 stays broken: no process can connect through the device until it is
+        // down, its QP 1 stays broken. No process can then connect through the device until it is
         // recreated.
         let device = load.test.topology.server_device.clone();
         run(&format!("rdma link del {device}"));
@@ -156,8 +156,8 @@ pub async fn take_interface_down(test: &mut FaultTest) {
 }
 
 /// Between two ends on one device, messages arrive even without a carrier. So this test shows that
-/// calls leave a connection whose port is down before the connection is lost, that no call fails
-/// because of that, and that calls without another path stay.
+/// calls leave a connection whose port is down before the connection is lost, and that no call
+/// fails. Calls without another path stay.
 pub async fn carrier_lost(log: Log) {
     let mut test = FaultTest::new(Topology::one_device(), log).await;
     let required = test.endpoint(test.at).policy(Policy::Require).connect().await.unwrap();

@@ -213,9 +213,9 @@ impl fmt::Display for Fabric {
     }
 }
 
-/// A free port that nothing else of this process gets, even while no server listens on it: the port
-/// is outside the ephemeral range, and ports are given in turn from a random one on. A connection
-/// to an ephemeral port could even connect to itself.
+/// A free port that nothing else of this process gets, even while no server listens on it. The port
+/// is outside the ephemeral range, and ports are given in turn, starting at a random port. A
+/// connection to an ephemeral port could even connect to itself.
 #[allow(clippy::panic)]
 pub fn fixed_port(ip: IpAddr) -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));

@@ -108,7 +108,7 @@ async fn killed_servers(seed: u64) {
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
     let mut server = start(port, 0).await;
     // One channel lives through all kills. Its wait before the next attempt at the fast path grows
-    // with each loss, so short-lived channels take turns as well: each normally loses an
+    // with each loss. So short-lived channels also take turns, and each normally loses an
     // established path twice.
     let long_lived = endpoint(port, &context).connect().await.unwrap();
     let mut background = Load::start(&long_lived, seed, &tally);

@@ -31,8 +31,8 @@ cases![
 const MIB: usize = 1 << 20;
 
 /// Sizes from 64 bytes to 2 MiB around every power of two. A transport compares its thresholds with
-/// more than the payload: framing, tags and headers add up to a few dozen bytes, so the sweep
-/// reaches further below a power of two than above.
+/// more than the payload: framing, tags and headers add a few dozen bytes. So the sweep reaches
+/// further below a power of two than above.
 fn around_thresholds() -> Vec<usize> {
     let mut sizes = vec![0, 1];
     for k in 6..=21 {

@@ -3,9 +3,9 @@
 //!
 //! A seed draws a plan: hosts, pools, calls, and faults with their times. [`run`] executes it with
 //! the real `Endpoint`, `Channel` and `Server` on the simulated fabric and on simulated TCP, and
-//! the oracle checks the outcome. The same seed gives the same run: tokio's clock is paused and
-//! advances only when no task can run, one thread runs everything, and all randomness comes from
-//! the seed, including tokio's own (which needs `tokio_unstable`: `tests/sim/run` sets it).
+//! the oracle checks the outcome. The same seed gives the same run. Tokio's clock is paused and
+//! advances only when no task can run. One thread runs everything. All randomness comes from the
+//! seed, including tokio's own, which needs `tokio_unstable` (set by `tests/sim/run`).
 //!
 //! | module | what |
 //! |---|---|

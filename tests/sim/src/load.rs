@@ -146,9 +146,10 @@ impl CallPlan {
 const HTTP2_UP_WINDOW: usize = 1000 << 10;
 const HTTP2_DOWN_WINDOW: usize = 2000 << 10;
 
-/// Over TCP a call whose windows are full in both directions cannot be dropped: hyper does not
-/// reset a stream whose request waits for HTTP/2's window, and the handler waits to send and does
-/// not read. Such a call stays until its connection ends, with stock tonic as well.
+/// Whether a call fills its windows in both directions. Over TCP such a call cannot be dropped,
+/// because hyper does not reset a stream whose request waits for HTTP/2's window, and the handler
+/// waits to send and does not read. The call stays until its connection ends, also with stock
+/// tonic.
 fn full_both_ways(requests: &[usize], responses: &[usize]) -> bool {
     requests.iter().sum::<usize>() > HTTP2_UP_WINDOW
         && responses.iter().sum::<usize>() > HTTP2_DOWN_WINDOW

@@ -86,8 +86,8 @@ macro_rules! found {
     )* };
 }
 
-// Some bugs have no effect: a changed or late byte may belong to a message that its receiver drops
-// unread, a changed SEND may be a PING, and a link that sends little may never need a completion.
+// Some bugs have no effect. A changed or late byte may belong to a message that its receiver drops
+// unread. A changed SEND may be a PING. A link that sends little may never need a completion.
 found! {
     a_write_after_done_is_found: RepeatWrite, 100%
     a_repeated_send_is_found: RepeatSend, 100%

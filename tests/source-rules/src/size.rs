@@ -21,7 +21,7 @@ pub const MAX_WORDS: usize = 2500;
 /// The folder in which the narrower limits hold.
 pub const TONIC: &str = "transport/tonic/";
 
-/// True for a file that is all tests: it lies in a folder `tests` of a crate, or is a `tests.rs`.
+/// Whether a file has only tests: it lies in a folder `tests` of a crate, or is a `tests.rs`.
 pub fn is_all_tests(path: &str, crates: &[String]) -> bool {
     let inside = crates
         .iter()

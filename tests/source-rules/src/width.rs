@@ -95,7 +95,7 @@ pub fn prose_lines(source: &Source) -> usize {
 pub fn long_lines(source: &Source) -> Vec<Long> {
     let Some(kind) = kind(source) else { return Vec::new() };
     let mut found = Vec::new();
-    // The mark that ends the code block; whether the line before was blank, or indented code.
+    // The mark that ends the code block, and whether the line before was blank or indented code.
     let mut fence: Option<&str> = None;
     let mut may_be_code = true;
     for (n, (line, prose)) in source.text.lines().zip(prose(source, kind)).enumerate() {
@@ -124,7 +124,7 @@ pub fn long_lines(source: &Source) -> Vec<Long> {
     found
 }
 
-/// True when what lies beyond the last column is one link, or the rest of one.
+/// Whether everything beyond the last column is one link, or the rest of one.
 fn ends_in_link(line: &str) -> bool {
     let start = line.trim_start();
     if start.starts_with("![") || start.starts_with("[![") || start.starts_with("<img") {

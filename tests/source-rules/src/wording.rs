@@ -131,7 +131,7 @@ pub fn compare(known: &BTreeMap<String, usize>, found: &BTreeMap<String, usize>)
     wrong
 }
 
-/// The list of `known` as it is in its file: a number and a path to a line.
+/// Parses a list of `known`. Each line of its file has a number and a path.
 ///
 /// # Errors
 ///
@@ -144,7 +144,7 @@ pub fn read_list(text: &str) -> Result<BTreeMap<String, usize>, String> {
     text.lines().map(|line| entry(line).ok_or_else(|| format!("no entry: {line}"))).collect()
 }
 
-/// Writes what [`read_list`] reads.
+/// Formats a list for [`read_list`].
 pub fn write_list(counts: &BTreeMap<String, usize>) -> String {
     counts.iter().map(|(path, n)| format!("{n} {path}\n")).collect()
 }

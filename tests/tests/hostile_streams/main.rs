@@ -340,7 +340,7 @@ async fn land(
     sent
 }
 
-/// A DONE on a standing grant must begin below the modulus and end within the grant; otherwise the
+/// A DONE on a standing grant must begin below the modulus and end within the grant. Otherwise the
 /// connection ends.
 async fn begins_out_of_bounds_end_the_connection() {
     let mut server = Process::start("", "server 100");

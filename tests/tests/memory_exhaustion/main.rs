@@ -94,7 +94,7 @@ async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
     let server = TestServer::new().await;
     let (channel, mut victim) = server.client().await;
     let mut greedy_peer = server.greedy_peer(path, deadline).await;
-    // Calls that end before their memory is registered get none. Then another peer tries.
+    // Calls that end before their memory is registered get no memory. Then another peer tries.
     for attempt in 1.. {
         let held = tokio::time::timeout(Duration::from_secs(1), greedy_peer.hold_grants(1)).await;
         if held == Ok(true) {

@@ -77,9 +77,9 @@ impl BodyEncoder {
         }
     }
 
-    /// Returns two counts since the function was last called: the bytes that this crate's codec has
-    /// copied to make segments, and the bytes of padding that the codec wrote to show tonic the
-    /// true length of a message.
+    /// Returns two counts of this crate's codec since the function was last called: the bytes
+    /// copied to make segments, and the bytes of padding that show tonic the true length of a
+    /// message.
     pub fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }

@@ -195,7 +195,7 @@ impl Methods {
 }
 
 /// A call to a method. The method enters the table when one of its messages is encoded, or its
-/// service has made a decoder of this crate, so a peer cannot fill the table with paths that are
+/// service has made a decoder of this crate. So a peer cannot fill the table with paths that are
 /// not served.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -236,8 +236,8 @@ thread_local! {
 }
 
 /// Clears [`SERVED`], even if the service panics. If a service polls another service for the first
-/// time within its own poll, the outer service's method is lost, so decoders that the outer service
-/// makes later reveal nothing.
+/// time within its own poll, the outer service's method is lost. Decoders that the outer service
+/// makes later then reveal nothing.
 struct Ends;
 
 impl Drop for Ends {
