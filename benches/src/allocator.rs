@@ -103,7 +103,7 @@ impl fmt::Display for Allocator {
 }
 
 /// Returns a source file that is newer than `program`. The sources are those in cargo's dependency
-/// file next to the program; without this file, returns `None`. The check is needed because `cargo
+/// file next to the program. Without this file, returns `None`. The check is needed because `cargo
 /// run` rebuilds only the program that it runs.
 fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };

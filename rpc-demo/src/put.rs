@@ -77,7 +77,7 @@ impl Source {
         let kind = if metadata.is_dir() {
             SourceKind::Directory { tree: Tree::walk(&path)?, attributes }
         } else {
-            // Files under /proc report size 0 but have content; a pipe has no size.
+            // Files under /proc report size 0 but have content, and a pipe has no size.
             let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
             SourceKind::File { size, attributes }
         };

@@ -103,7 +103,7 @@ fn read(
             Extent::Stream => buffers.read(want, &mut &*file, &mut digest)?,
             _ => buffers.read(want, &mut At { file, at }, &mut digest)?,
         };
-        // The end of a range is known; the end of a file is detected by reading past it.
+        // The end of a range is known. The end of a file is detected by reading past it.
         let end =
             data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
         let piece = Piece { data, end: end.then_some(digest) };

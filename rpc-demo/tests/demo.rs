@@ -103,7 +103,7 @@ fn it_works_in_memory_where_there_is_some() {
     let output = ok(demo.env("TMPDIR", dir.path()).output().unwrap());
     let said = stdout(&output);
     let place = works_in(said);
-    // It uses exactly one of the two directories, and gives a reason for a disk.
+    // The demonstration uses exactly one of the two directories, and says so if it is on a disk.
     let in_memory = place.starts_with("/dev/shm/");
     assert!(in_memory || place.starts_with(dir.path()), "{said}");
     let on_disk = said.contains("files on a disk, so the disk counts: ");

@@ -158,8 +158,8 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let by = |field| number(&after, field) - number(&before, field);
     let cached = number(&client["disk"], "cached_bytes");
     assert_eq!(number(&client["disk"], "direct_bytes") + cached, LEN as u64, "{client}");
-    // Only a last message of less than 64 KiB may go through the page cache. There is one if 64 MiB
-    // is not a multiple of the message size.
+    // Only a last message of less than 64 KiB may go through the page cache. Such a message exists
+    // if 64 MiB is not a multiple of the message size.
     let ends = [cached, by("file_written_bytes")];
     assert!(ends.iter().all(|end| *end < 64 << 10), "{ends:?} bytes through the page cache");
     assert_eq!(by("direct_written_bytes") + by("file_written_bytes"), LEN as u64);

@@ -1,5 +1,5 @@
-//! The doctor with a server in another guest, at the other end of two cables in one network. Run by
-//! `tests/guest/suite "doctor between"`.
+//! The doctor with a server in another guest, at the other end of two cables in one network.
+//! `tests/guest/suite "doctor between"` runs these tests.
 
 #![allow(clippy::unwrap_used)]
 

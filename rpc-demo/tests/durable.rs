@@ -1,4 +1,4 @@
-//! Acknowledged data has been synced. If a sync fails, the command also fails; strace injects the
+//! Acknowledged data has been synced. If a sync fails, the command also fails. strace injects the
 //! failures. `tests/guest/suite` runs these tests on this machine. They need strace.
 
 #![allow(clippy::unwrap_used)]

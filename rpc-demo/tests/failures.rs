@@ -225,7 +225,8 @@ fn a_file_that_cannot_be_read_half_way() {
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
 }
 
-/// Runs as a user without permission to read everything: root becomes nobody, others stay the same.
+/// Runs as a user without permission to read everything: root becomes nobody, and other users stay
+/// the same.
 fn ordinary(program: &Path) -> Command {
     let mut command = quiet(Command::new(program));
     if rustix::process::geteuid().is_root() {

@@ -92,8 +92,8 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     let mut server = Server::start(&root);
     let client = put(&server, &[]);
     let temp = root.join(".rpc-demo-tmp");
-    // Ranges are sent in order. The block count is no alternative: some file systems update it
-    // late.
+    // Ranges are sent in order. The block count is no alternative, because some file systems update
+    // it late.
     let quarter = size() / 4 / EACH * EACH;
     until("a quarter of a large one is there", &temp, || {
         names(&temp).iter().any(|name| {

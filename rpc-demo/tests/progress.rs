@@ -55,7 +55,7 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     says(last, &["rpc-demo: interrupted: SIGINT came; repeat the command"]);
 }
 
-/// The lines on a terminal of `columns` after `command` has ended, without blank ones.
+/// The lines on a terminal of `columns` after `command` has ended, without blank lines.
 fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<String> {
     let (mut screen, theirs) = terminal(columns);
     let stdout = theirs.try_clone().unwrap();
@@ -101,7 +101,8 @@ fn no_color_and_a_dumb_terminal_are_obeyed() {
         says(&text, &["put ", "CRC32C ok", "INFO"]);
         text
     };
-    // Colours are SGR sequences, which end in `m`; bars move the cursor and clear lines.
+    // Colours are SGR sequences, which end in `m`. The sequences of bars move the cursor and clear
+    // lines.
     let sequences = |text: &str, last: char| {
         let of = |rest: &str| rest.chars().find(char::is_ascii_alphabetic) == Some(last);
         text.split("\u{1b}[").skip(1).filter(|rest| of(rest)).count()

@@ -155,7 +155,7 @@ fn a_client_that_is_killed_goes_on_where_it_was() {
         let resumed = json(&ok(resumed));
         assert!(fs::read(&file).unwrap() == fs::read(root.join(&name)).unwrap());
         assert_eq!(server.unfinished(), 0);
-        // If the test looked too late, the upload was already complete, so it tries again.
+        // If the test looked too late, the upload was already complete, so the test tries again.
         if had < all as u64 || attempt == 9 {
             return only_the_rest(&resumed, "route", all as u64, had - 2 * RANGE);
         }

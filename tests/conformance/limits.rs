@@ -43,7 +43,7 @@ async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, lim
     assert_eq!(env.probe().count("gate:all"), limit + 3);
 }
 
-/// Completes calls on a second channel, by which time every call that may start has started.
+/// Completes calls on a second channel. By then, every other call that may start has started.
 async fn others_had_their_chance(env: &TestEnv, server: &Server) {
     let mut other = env.client(server).await;
     for seed in 0..10 {

@@ -1,5 +1,5 @@
-//! The framework of a fault test: a server in another process, channels to it from this one, and
-//! the checks before, during and after each fault.
+//! The framework of a fault test: a server in another process, channels to it from this process,
+//! and the checks before, during and after each fault.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;

@@ -213,8 +213,8 @@ async fn leave(mut request: Request<Message>) -> Result<Response<Message>, Statu
     Ok(Response::new(Message { total, ..Message::default() }))
 }
 
-/// A buffer that stays registered has less protection: a peer that has had the key can change the
-/// buffer, but no memory next to it, until its owner has it back.
+/// A buffer that stays registered has less protection. Until its owner has it back, a peer that has
+/// had the key can change the buffer, but no memory next to it.
 pub async fn a_key_that_is_kept(_: Log) {
     let Topology { server_device, client_device, .. } = Topology::one_device();
     let land_in = LandIn::new(vec![0xee; LEN]).keep_registered();

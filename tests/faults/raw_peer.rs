@@ -72,8 +72,8 @@ impl Host {
     }
 
     /// Connects a peer, once dropped peers have returned their memory. A queue pair is destroyed in
-    /// the background, even that of an abandoned connect. The pool has room for three peers, and at
-    /// most one other peer is in use.
+    /// the background, even the queue pair of an abandoned connection attempt. The pool has room
+    /// for three peers, and at most one other peer is in use.
     pub async fn connect_with_ticket(&self) -> Peer {
         let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
         let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging;

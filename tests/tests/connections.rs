@@ -254,7 +254,7 @@ struct LeakRecord {
 }
 
 impl LeakRecord {
-    /// The first call records the baseline; later ones fail if the resources exceed it.
+    /// The first call records the baseline. Later calls fail if the resources exceed it.
     async fn check(
         &mut self,
         process: &str,

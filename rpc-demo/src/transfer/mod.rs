@@ -165,7 +165,7 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     let (known, pieces) = item.origin.whole(what.clone(), job.chunk, to).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
-            // A local file's attributes are read when it is opened; the attributes of an object
+            // A local file's attributes are read when it is opened. The attributes of an object
             // come from the listing.
             let attributes = match item.origin {
                 Origin::Object(..) => item.attributes,

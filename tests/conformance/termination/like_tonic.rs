@@ -125,7 +125,7 @@ async fn handler_panics_behind_the_head(env: &TestEnv) {
 
 async fn handler_panics_behind_messages(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // Sent messages may be lost with the stream, as with HTTP/2, but not the head.
+    // Sent messages may be lost with the stream, as with HTTP/2, but the head is not lost.
     for count in [1, 5, 100] {
         let received = messages_before_a_panic(&mut client, count).await;
         assert!(received <= count, "{received} of {count}");

@@ -33,8 +33,8 @@ pub(crate) enum Reading {
     Between,
     /// The handler reads no requests.
     Never,
-    /// The handler reads all requests, and echoes each unchanged. For raw calls, and by
-    /// [`CallPlan::echo`].
+    /// The handler reads all requests, and echoes each unchanged. Raw calls have this order, and
+    /// [`CallPlan::echo`] sets it.
     Echo,
 }
 

@@ -335,8 +335,8 @@ pub fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// True for `pub use` and `pub(crate) use`. Such an import names an item of another file for
-/// others, and is no use of the item by this file.
+/// Whether an import is a `pub use` or a `pub(crate) use`. Such an import names an item of another
+/// file for others, and is no use of the item by this file.
 pub fn is_exported(visibility: &Visibility) -> bool {
     !matches!(visibility, Visibility::Inherited)
 }

@@ -1,12 +1,12 @@
 //! Scripts read each pipe to its end.
 //!
 //! With `pipefail` a pipe fails when its writer dies of SIGPIPE, which happens when the reader has
-//! seen enough before the writer has written all. That is a matter of chance: `ldd | grep -q` fails
-//! once in a hundred runs.
+//! seen enough before the writer has written all. Whether that happens is a matter of chance: `ldd
+//! | grep -q` fails once in a hundred runs.
 
 use crate::files::Source;
 
-/// True for a script of a shell, and for a file that scripts source: neither has an extension.
+/// Whether a file is a shell script, or is sourced by scripts. Neither has an extension.
 pub fn is_script(source: &Source) -> bool {
     let first = source.text.lines().next().unwrap_or_default();
     let name = source.path.rsplit('/').next().unwrap_or_default();

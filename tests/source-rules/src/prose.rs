@@ -188,8 +188,8 @@ fn literals(tokens: TokenStream, lines: &[&str], found: &mut Vec<Paragraph>) {
     }
 }
 
-/// True for a line of a text that is a line of code: it ends a statement or a block, or opens a
-/// block. A placeholder of `format!` at the end of the line, such as `{name:?}`, is no block.
+/// Whether a line of a text is code, because it ends a statement or a block, or opens a block. A
+/// placeholder of `format!` at the end of the line, such as `{name:?}`, is no block.
 fn is_code(line: &str) -> bool {
     let line = line.trim_end();
     if !line.ends_with('}') {

@@ -1,6 +1,7 @@
 //! Comments and documents end at column 100.
 //!
-//! Tables, code blocks and links are excepted: they cannot be wrapped. Code is left to rustfmt.
+//! Tables, code blocks and links are excepted, because they cannot be wrapped. Code is left to
+//! rustfmt.
 
 use crate::files::Source;
 

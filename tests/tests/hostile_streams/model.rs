@@ -29,7 +29,7 @@ const EACH_LENT: usize = 1536;
 /// Maximum number of bytes around the lent ones.
 const AROUND: usize = 900;
 /// Maximum bytes of a piece that counts in its stream's window. The allowed heap is little more
-/// than the sent data, so that uncharged data shows.
+/// than the sent data, so that uncharged data is detected.
 const SHORT: usize = 2000;
 /// Bytes of the memory from which the peer lends parts.
 const LENDABLE: usize = 4096;

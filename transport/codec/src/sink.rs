@@ -97,8 +97,8 @@ impl Drop for ScopedState<'_> {
 /// The sink of one body.
 #[derive(Debug)]
 pub(super) struct Sink {
-    /// Messages of up to this many bytes are encoded whole: they are copied to a control slot
-    /// anyway.
+    /// Messages of up to this many bytes are encoded whole, because they are copied to a control
+    /// slot anyway.
     whole: usize,
     /// Longest message in bytes that tonic's limit is known to accept.
     pub(super) proven: usize,

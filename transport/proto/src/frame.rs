@@ -1,7 +1,7 @@
 //! Control messages: frames as values, and their encoding.
 //!
-//! One SEND carries one message: a header and any number of frames. The layouts, and what each
-//! frame means, are in `docs/protocol.md`; `golden/frames.txt` has the bytes of each frame.
+//! One SEND carries one message: a header and any number of frames. `docs/protocol.md` has the
+//! layouts, and explains each frame. `golden/frames.txt` has the bytes of each frame.
 //!
 //! | module | content |
 //! |---|---|
@@ -360,8 +360,7 @@ impl Reader {
 
     /// Returns the next frame. Checks everything that needs no connection state.
     ///
-    /// # Errors
-    /// The frame is invalid; nothing after it is read.
+    /// # Errors The frame is invalid. Nothing after it is read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Breach> {
         let rest = self.message.get(self.at..).unwrap_or_default();
         if rest.is_empty() {

@@ -1,7 +1,7 @@
 //! Header blocks, which are lists of fields. `docs/protocol.md` has the layouts of blocks.
 //!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
-//! ordinary fields; the layer above interprets them. A field that is in the header table takes a
+//! ordinary fields. The layer above interprets them. A field that is in the header table takes a
 //! single byte: see `table`.
 
 pub(crate) mod table;
