@@ -42,9 +42,9 @@ struct Args {
     /// The set of rows
     #[arg(long, value_enum, default_value_t = Rows::Short)]
     rows: Rows,
-    /// Only rows whose names contain this text
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    /// Only rows whose names contain one of these texts
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
     /// Divide the number of calls of each row by this number, for a slow machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
@@ -133,9 +133,9 @@ impl Args {
             Rows::Long => work::long(),
             Rows::Phase => work::phase(),
         };
-        if let Some(only) = &self.only {
-            rows.retain(|row| row.name().contains(only));
-            ensure!(!rows.is_empty(), "no row's name contains {only}");
+        if !self.only.is_empty() {
+            rows.retain(|row| self.only.iter().any(|text| row.name().contains(text)));
+            ensure!(!rows.is_empty(), "no row's name contains {}", self.only.join(" or "));
         }
         for row in &mut rows {
             row.calls = (row.calls / self.divide as usize).max(row.min_calls());
