@@ -84,6 +84,8 @@ pub fn limit_file_size(bytes: u64) -> io::Result<()> {
 pub const FSTATFS: libc::c_long = libc::SYS_fstatfs;
 /// The number of memfd_create(2), for [`forbid`].
 pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
+/// The number of ptrace(2), for [`forbid`].
+pub const PTRACE: libc::c_long = libc::SYS_ptrace;
 
 /// Makes a system call fail with EPERM in this thread and in threads that it starts. This function
 /// installs a seccomp(2) filter, like a sandbox.
