@@ -27,10 +27,14 @@ const HEADER: [&str; 14] = [
 
 /// A server that lists its connections, with these paths.
 fn listing(root: &std::path::Path, paths: &str) -> Server {
+    listing_at("127.0.0.1", root, paths)
+}
+
+fn listing_at(ip: &str, root: &std::path::Path, paths: &str) -> Server {
     std::fs::create_dir_all(root).unwrap();
     let mut command = program();
     command.env("TONIC_RDMA", paths).arg("serve").arg("--channelz");
-    command.args(["--addr", "127.0.0.1:0", "--root"]).arg(root);
+    command.args(["--addr", &format!("{ip}:0"), "--root"]).arg(root);
     Server::spawn(command, root)
 }
 
@@ -73,11 +77,15 @@ impl Upload {
     }
 }
 
+/// Over shared memory, and in the guest over its device.
 #[test]
-fn one_table_shows_clients_over_shared_memory_and_tcp() {
+fn one_table_shows_clients_over_a_fast_path_and_tcp() {
+    let (at, device) = place();
+    let path = if device.is_some() { "verbs" } else { "shm" };
+    let device = device.unwrap_or_else(|| "-".to_owned());
     let dir = scratch();
-    let server = listing(&dir.path().join("root"), "shm");
-    let upload = Upload::begin(&server, "shm,require");
+    let server = listing_at(&at, &dir.path().join("root"), path);
+    let upload = Upload::begin(&server, &format!("{path},require"));
     let pid = upload.0.id();
     let output = ok(once(&server.url));
     let table = stdout(&output);
@@ -88,8 +96,9 @@ fn one_table_shows_clients_over_shared_memory_and_tcp() {
     let [own, fast, others @ ..] = &lines[..] else { panic!("{table}") };
     let own: &Vec<&str> = own;
     assert_eq!(own[..7], ["server", "rpc-demo", "-", "-", "-", "-", "-"], "{table}");
-    let process = format!("process {pid}");
-    assert_eq!(fast[..5], ["link", &process, "shm", "-", "-"], "{table}");
+    let peer = if path == "shm" { format!("process {pid}") } else { fast[1].to_owned() };
+    assert!(path == "shm" || peer.starts_with(&format!("{at}:")), "{table}");
+    assert_eq!(fast[..5], ["link", &peer, path, &device, "-"], "{table}");
     assert_eq!((fast.len(), fast[6]), (HEADER.len(), "-"));
     let credits: Vec<u32> = fast[8].split('/').map(|n| n.parse().unwrap()).collect();
     assert!(credits.len() == 2 && credits.iter().all(|n| *n > 0), "{table}");
@@ -99,7 +108,9 @@ fn one_table_shows_clients_over_shared_memory_and_tcp() {
     let mut reasons: Vec<_> = others.iter().map(|row| (row[2], row[4])).collect();
     reasons.sort_unstable();
     assert_eq!(reasons, [("tcp", "not asked"), ("tcp", "offered")], "{table}");
-    assert!(others.iter().all(|row| row[1].starts_with("127.0.0.1:") && row[5].ends_with('s')));
+    assert!(
+        others.iter().all(|row| row[1].starts_with(&format!("{at}:")) && row[5].ends_with('s'))
+    );
     upload.end();
     let left = ok(once(&server.url));
     assert_eq!(stdout(&left).lines().count(), 3, "only its own connection: {}", stdout(&left));

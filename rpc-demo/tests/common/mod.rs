@@ -37,7 +37,7 @@ pub(crate) fn quiet(mut command: Command) -> Command {
 }
 
 /// The address to serve on, and its RDMA device if RDMA is to be used.
-fn place() -> (String, Option<String>) {
+pub(crate) fn place() -> (String, Option<String>) {
     match std::env::var("GUEST_ADDR") {
         Ok(addr) => (addr, Some(std::env::var("GUEST_DEVICE").unwrap())),
         Err(_) => ("127.0.0.1".to_owned(), None),
