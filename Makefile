@@ -106,20 +106,24 @@ test-more: ## run the tests of test-all that test leaves out
 	$(call steps,$(MORE_TESTS))
 	@tests/figures $(STARTED)
 
-# Guests leave a part of the processors idle, so steps that compile run at the same time. Native
-# tests and measurements of speed have the machine to themselves.
-more-and-checks: ## run test-more and checks, the latter beside test-rdma
-	$(call steps,$(filter-out test-rdma test-rdma-core bench-check,$(MORE_TESTS)))
-	@$(MAKE) --no-print-directory -j3 --output-sync=target timed-test-rdma checks-in-turn checks-beside STARTED=$(STARTED)
-	$(call steps,test-rdma-core bench-check)
+# Guests leave a part of the processors idle, so steps that compile or wait run at the same time.
+# Counts and measurements of speed have the machine to themselves.
+BESIDE_RDMA := test-ecosystem test-interop test-patched test-rdma-core
+more-and-checks: ## run test-more and checks, most of them beside test-rdma
+	$(call steps,$(filter-out test-rdma bench-check $(BESIDE_RDMA),$(MORE_TESTS)))
+	@$(MAKE) --no-print-directory -j3 --output-sync=target timed-test-rdma more-and-checks-in-turn checks-beside STARTED=$(STARTED)
+	$(call steps,bench-check)
 	@tests/figures $(STARTED)
 
 checks: ## run what CI checks besides tests: lints, documentation, features, versions, packages
 	@$(MAKE) --no-print-directory -j2 --output-sync=target checks-in-turn checks-beside STARTED=$(STARTED)
 
-.PHONY: checks-in-turn checks-beside
+.PHONY: checks-in-turn checks-beside more-and-checks-in-turn
 checks-in-turn:
 	$(call steps,$(CHECKS))
+
+more-and-checks-in-turn:
+	$(call steps,$(filter-out test-rdma-core,$(BESIDE_RDMA)) $(CHECKS) test-rdma-core)
 
 checks-beside:
 	$(call steps,$(CHECKS_BESIDE))
