@@ -124,6 +124,7 @@ impl Granter<'_> {
                 let (addr, rkey) = (buffer.addr(), buffer.rkey());
                 let key = self.landing.granted.insert(Granted::Named(buffer));
                 self.conn.provide_named(stream, GrantMemory { key, addr, rkey, len });
+                self.tasks.work += 1;
             }
             Ok(Shared::Asked) => {
                 return Some(Naming { stream, step: NamingStep::Mapping(buffer) });

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use bytes::BytesMut;
 use tonic_rdma_fabric::AnyLink;
 use tonic_rdma_fabric::sim::{InstantCounts, InstantLink, InstantPeer};
-use tonic_rdma_proto::frame::{Composer, Frame};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::headers;
 
 use super::*;
@@ -73,18 +73,71 @@ impl InstantPeer for Dripping {
             }
             self.pieces.fetch_add(PIECES, Relaxed);
         } else {
-            let mut block = BytesMut::new();
-            for (name, value) in [(":method", "POST"), (":scheme", "http"), (":path", "/hang")] {
-                headers::encode(&mut block, name, value.as_bytes()).unwrap();
-            }
-            let (end, more, indexed, lands) = (false, false, false, false);
-            let block = block.freeze();
-            assert!(composer.add(&Frame::Headers { stream: 1, end, more, indexed, lands, block }));
+            assert!(composer.add(&opening(1)));
         }
         let len = composer.finish(std::mem::take(&mut self.owed));
         message.truncate(len);
         Some(message)
     }
+}
+
+/// A peer that opens streams, and asks for as many grants on each as it may.
+struct Requesting {
+    credits: u16,
+    owed: u16,
+    /// Number of streams that have been opened.
+    opened: u32,
+    grants: Arc<AtomicU64>,
+}
+
+/// Streams that a message opens, and grants that it asks for on each.
+const OPENED: u32 = 3;
+const REQUESTS: u64 = 8;
+/// Number of streams after which the peer only sends PINGs.
+const STREAMS: u32 = 900;
+
+impl InstantPeer for Requesting {
+    fn receive(&mut self, message: &[u8]) {
+        let mut reader = Reader::new(Bytes::copy_from_slice(message)).unwrap();
+        self.credits += reader.credits;
+        self.owed += 1;
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if let Frame::Grant { .. } = frame {
+                self.grants.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Option<Vec<u8>> {
+        self.credits = self.credits.checked_sub(1)?;
+        let mut message = vec![0; 1024];
+        let mut composer = Composer::new(&mut message);
+        if self.opened == STREAMS {
+            assert!(composer.add(&Frame::Ping { ack: false, token: 1 }));
+        } else {
+            for stream in self.opened + 1..=self.opened + OPENED {
+                assert!(composer.add(&opening(stream)));
+                for _ in 0..REQUESTS {
+                    let (len, begin, field) = (100, 0, None);
+                    assert!(composer.add(&Frame::Request { stream, len, begin, field }));
+                }
+            }
+            self.opened += OPENED;
+        }
+        let len = composer.finish(std::mem::take(&mut self.owed));
+        message.truncate(len);
+        Some(message)
+    }
+}
+
+/// The frame that opens a stream whose handler reads nothing.
+fn opening(stream: u32) -> Frame {
+    let mut block = BytesMut::new();
+    for (name, value) in [(":method", "POST"), (":scheme", "http"), (":path", "/hang")] {
+        headers::encode(&mut block, name, value.as_bytes()).unwrap();
+    }
+    let (end, more, indexed, lands) = (false, false, false, false);
+    Frame::Headers { stream, end, more, indexed, lands, block: block.freeze() }
 }
 
 /// Runs the driver of a connection for [`TURNS`] turns, on an instant link with a peer that `peer`
@@ -137,6 +190,20 @@ async fn a_driver_leaves_messages_that_are_full_of_frames() {
     let peer = |credits| Dripping { credits, owed: 0, opened: false, pieces };
     let turns = turns_with(peer, |_| sent.load(Relaxed)).await;
     assert!(turns.iter().skip(1).all(|turn| (1..=MOST).contains(turn)), "{turns:?}");
+}
+
+/// A message of 1 KiB asks for 24 grants, so grants are charged to the turn.
+#[tokio::test]
+async fn a_driver_leaves_messages_that_are_full_of_requests() {
+    // One round of the driver grants what the messages of all RECVs ask for.
+    const MOST: u64 = 128 + 32 * OPENED as u64 * REQUESTS;
+    let grants = Arc::new(AtomicU64::new(0));
+    let got = grants.clone();
+    let peer = |credits| Requesting { credits, owed: 0, opened: 0, grants };
+    let turns = turns_with(peer, |_| got.load(Relaxed)).await;
+    assert!(turns.iter().all(|turn| (0..=MOST).contains(turn)), "{turns:?}");
+    // The connection also gives standing grants.
+    assert!(turns.iter().sum::<u64>() >= u64::from(STREAMS) * REQUESTS, "{turns:?}");
 }
 
 /// The reader makes the copies on delivery, because the driver holds the connection's lock. So data
