@@ -1,11 +1,15 @@
 //! Properties of the fast path only: which operation carries the bytes, and what a peer is denied.
 
+use rcgen::CertifiedKey;
 use tonic::service::InterceptorLayer;
 use tonic::{Code, Request, Status};
-use tonic_rdma::{Path, Policy, ReasonCode};
+use tonic_rdma::{
+    Certificate, ClientTlsConfig, Identity, Path, Policy, ReasonCode, ServerTlsConfig,
+};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::fabric::Fabric;
-use tonic_rdma_tests::harness::{TestEnv, client_of};
+use tonic_rdma_tests::harness::server::stop;
+use tonic_rdma_tests::harness::{Server, TestEnv, client_of};
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::{echo, gate, send, send_many, steps};
 use tonic_rdma_tests::{connect, serve};
@@ -17,6 +21,7 @@ cases![for Some(Fabric::FAST);
     header_blocks_have_a_limit,
     offer_passes_through_layers,
     who_is_kept_out_gets_no_fast_path,
+    tls_keeps_calls_off_rdma_unless_both_ends_agree,
 ];
 
 const MIB: usize = 1 << 20;
@@ -139,4 +144,54 @@ async fn who_is_kept_out_gets_no_fast_path(env: &TestEnv) {
     let mut client = client_of(AnyChannel::Rdma(channel));
     let request = with_token(Request::new(())).unwrap().map(|()| steps("", [send(1, 10)]));
     client.unary(request).await.unwrap().into_inner().expect(1, 10);
+}
+
+/// Nothing encrypts what RDMA carries, so calls that TLS would protect take RDMA only if both
+/// programs say so. Shared memory leaves no host, and carries them in any case.
+async fn tls_keeps_calls_off_rdma_unless_both_ends_agree(env: &TestEnv) {
+    env.may_fall_back();
+    let CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let identity = Identity::from_pem(cert.pem(), signing_key.serialize_pem());
+    let fast = env.fabric().fast().unwrap();
+    for (server_agrees, client_agrees) in
+        [(false, false), (true, false), (false, true), (true, true)]
+    {
+        let router = env
+            .rdma_server()
+            .policy(Policy::Auto)
+            .tls_config(ServerTlsConfig::new().identity(identity.clone()))
+            .unwrap()
+            .plaintext_rdma(server_agrees)
+            .layer(env.log().layer())
+            .add_service(Scripted::server(env.probe()));
+        let (listening, (stop, stopped)) = (env.listen().await, stop());
+        let serving = router.serve_with_incoming_shutdown(listening.incoming, stopped);
+        let server = Server::spawn(listening.addr, stop, serving);
+        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(cert.pem()));
+        let channel = env
+            .rdma_endpoint(format!("https://{}", listening.addr))
+            .policy(Policy::Auto)
+            .tls_config(tls.domain_name("localhost"))
+            .unwrap()
+            .plaintext_rdma(client_agrees)
+            .connect()
+            .await
+            .unwrap();
+        let info = channel.path();
+        if fast == Path::Shm || server_agrees && client_agrees {
+            assert_eq!(info.path, fast, "{:?}", info.reason);
+        } else {
+            assert_eq!(info.path, Path::Tcp);
+            let reason = info.reason.unwrap();
+            assert_eq!(reason.code(), ReasonCode::NotEncrypted, "{reason}");
+        }
+        let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+        let request = steps("", [echo(1)]).with_payload(1, 300_000);
+        client.unary(request).await.unwrap().into_inner().expect(1, 300_000);
+        let (stats, is_fast) = (channel.stats(), info.path == fast);
+        let calls = (u64::from(is_fast), u64::from(!is_fast));
+        assert_eq!((stats.calls_fast, stats.calls_tcp), calls, "{stats:?}");
+        drop(server);
+    }
 }
