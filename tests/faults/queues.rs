@@ -11,9 +11,11 @@ use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
 use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{poll_until, wait_for_path};
 use tonic_rdma_tests::probe::Probe;
+use tonic_rdma_tests::process::runtime_of;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::payload;
 
@@ -137,9 +139,15 @@ pub async fn that_are_short_of_memory(_: Log) {
     world.serving.abort();
 }
 
-/// While a device creates a queue pair, changes its state or destroys it, the threads of the
-/// runtime serve other connections.
+/// While a device creates a queue pair, changes its state or destroys it, the only worker of the
+/// runtime serves other connections.
 pub async fn that_take_their_time(_: Log) {
+    let one_worker = runtime_of(CodecKind::Plain, 1);
+    one_worker.spawn(queue_pairs_are_held()).await.unwrap();
+    one_worker.shutdown_background();
+}
+
+async fn queue_pairs_are_held() {
     let world = World::new();
     let there = world.endpoint().connect().await.unwrap();
     assert_eq!(there.path().path, Path::Verbs);

@@ -23,12 +23,17 @@ pub fn role() -> Option<Vec<String>> {
     Some(role.split(' ').map(str::to_owned).collect())
 }
 
-/// A runtime whose stubs use this codec. A process uses a single codec, because the library
-/// remembers the codec of each method.
+/// A runtime of two workers whose stubs use this codec. A process uses a single codec, because the
+/// library remembers the codec of each method.
 pub fn runtime(codec: CodecKind) -> Runtime {
+    runtime_of(codec, 2)
+}
+
+/// A [`runtime`] with this number of workers.
+pub fn runtime_of(codec: CodecKind, workers: usize) -> Runtime {
     codec::set_thread_codec(codec);
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(workers)
         .thread_keep_alive(std::time::Duration::from_millis(20))
         .on_thread_start(move || codec::set_thread_codec(codec))
         .enable_all()
