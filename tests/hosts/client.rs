@@ -14,7 +14,7 @@ use tonic_rdma_tests::fabric::Fabric;
 use tonic_rdma_tests::harness::{Client as Stub, client_of};
 use tonic_rdma_tests::load::{assert_connection_lost, wait_for_path, with_timeout};
 use tonic_rdma_tests::process::{Process, codec_from_name, runtime};
-use tonic_rdma_tests::service::script::{echo, steps};
+use tonic_rdma_tests::service::script::{echo, hang, steps};
 
 use crate::server::{Server, policy, prepare, questions};
 use crate::{crowd, fork, unread};
@@ -213,6 +213,10 @@ impl Here {
                 Ok(()) => "ok".to_owned(),
                 Err(status) => format!("{:?}: {}", status.code(), status.message()),
             },
+            ["hang"] => {
+                let call = self.stub().unary(steps("", [hang()])).await;
+                format!("{:?}", call.map(drop).map_err(|status| status.code()))
+            }
             ["path"] => path_of(&self.channel),
             ["counts"] => {
                 let stats = self.ours().map(Channel::stats).unwrap_or_default();

@@ -96,7 +96,8 @@ fn main() -> ExitCode {
             a_child_of_a_handler in FORKING, a_child_that_outlives_its_parent in FORKING;
         signals: connecting_and_calling in ALL;
         pauses: a_handler_that_blocks_its_worker in ALL, a_client_that_blocks_while_it_reads in ALL,
-            a_stopped_server in ALL, a_keep_alive_ends_a_pause in ALL;
+            a_stopped_server in ALL, a_keep_alive_ends_a_pause in ALL,
+            a_servers_keep_alive_ends_a_pause in ALL, a_shutdown_waits_for_a_stopped_client in ALL;
         sandbox: without_memory_files in ALL, without_unix_sockets in ALL, without_fstatfs in ALL, in_another_namespace in ALL;
         large: three_hundred_mebibytes in ALL, one_gibibyte in ALL;
         unread: small_messages in ALL, medium_messages in ALL, large_messages in ALL,

@@ -13,9 +13,10 @@ use tonic_rdma_tests::load::with_timeout;
 use tonic_rdma_tests::service::script::{echo, hang, send_many, steps};
 
 use crate::client::{
-    assert_all_succeed, connect_here, echo_one, echoes, endpoint, one_thread, own_path, path_of,
+    Client, SIZES, assert_all_succeed, connect_here, echo_one, echoes, endpoint, one_thread,
+    own_path, path_of,
 };
-use crate::server::{ACT, PAUSE, Server};
+use crate::server::{ACT, KEEP_ALIVE, PAUSE, Server, signal};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -117,4 +118,39 @@ pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
         assert!(status.message().contains("timed out"), "the message tells why: {status:?}");
     }
     server.signal("CONT");
+}
+
+/// With the same settings of the keep-alive, a server ends the calls of a stopped client over every
+/// fabric.
+pub async fn a_servers_keep_alive_ends_a_pause(fabric: Fabric) {
+    let server = Server::start(fabric, "", "keep-alive").await;
+    let mut client = Client::start(&server, fabric, "", "").await;
+    client.is_on_its_path().await;
+    // A running process answers, so the keep-alive does not end a long call.
+    let waited = tokio::time::timeout(KEEP_ALIVE * 4, client.ask("hang")).await;
+    assert!(waited.is_err(), "{waited:?}");
+    signal(&client.process, "STOP");
+    tokio::time::sleep(PAUSE).await;
+    signal(&client.process, "CONT");
+    // The guide tells which statuses tonic gives the calls of a lost connection.
+    let expected: &[_] = match fabric.fast() {
+        Some(_) => &["Err(Unavailable)"],
+        None => &["Err(Unavailable)", "Err(Unknown)", "Err(Internal)"],
+    };
+    let status = client.answer().await;
+    assert!(expected.contains(&&*status), "{status}");
+}
+
+/// A graceful shutdown waits until a client has been told of it, over every fabric.
+pub async fn a_shutdown_waits_for_a_stopped_client(fabric: Fabric) {
+    let mut server = Server::start(fabric, "", "").await;
+    let mut client = Client::start(&server, fabric, "", "").await;
+    client.echo(&SIZES).await;
+    client.is_on_its_path().await;
+    signal(&client.process, "STOP");
+    server.shut_down().await;
+    let waited = tokio::time::timeout(PAUSE, server.process.read_line()).await;
+    assert!(waited.is_err(), "{waited:?}");
+    signal(&client.process, "CONT");
+    assert_eq!(server.process.read_line().await, "ended");
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic::service::InterceptorLayer;
 use tonic::transport::server::TcpIncoming;
@@ -25,6 +25,8 @@ pub const ACT: &str = "x-act";
 pub const PAUSE: Duration = Duration::from_secs(6);
 /// The age at which a server with the option `ages` ends connections.
 pub const AGE: Duration = Duration::from_millis(200);
+/// Interval and timeout of the keep-alive of a server with the option `keep-alive`.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const MIB: usize = 1 << 20;
 
 /// A server's process.
@@ -44,6 +46,7 @@ impl Server {
     /// | `one-thread` | all tasks run on one thread, which a handler can block |
     /// | `small-pool` | 64 MiB, of which connections have little before they need it |
     /// | `ages` | connections end once they are older than [`AGE`] |
+    /// | `keep-alive` | connections end if the client answers no ping: see [`KEEP_ALIVE`] |
     /// | `default-limits` | tonic's limits on the lengths of messages |
     /// | `no-memfd`, `no-fstatfs`, `no-unix-sockets` | a filter forbids the system call |
     pub async fn start(fabric: Fabric, wrapper: &str, options: &str) -> Self {
@@ -63,6 +66,11 @@ impl Server {
 
     pub fn signal(&self, name: &str) {
         signal(&self.process, name);
+    }
+
+    /// Begins a graceful shutdown. When it is complete, the server prints `ended`.
+    pub async fn shut_down(&mut self) {
+        assert_eq!(self.process.ask("shutdown").await, "shutting down");
     }
 }
 
@@ -114,8 +122,8 @@ pub fn questions() -> mpsc::UnboundedReceiver<String> {
     questions
 }
 
-/// Serves until standard input ends. Answers `refused` with the number of refused connections, and
-/// `heap` with the maximum heap size in bytes so far.
+/// Serves until standard input ends, or until a shutdown is complete. Answers `refused` with the
+/// number of refused connections, and `heap` with the maximum heap size in bytes so far.
 pub fn play(words: &[&str]) {
     let fabric = Fabric::from_name(words[0]).unwrap();
     let at: SocketAddr = words[1].parse().unwrap();
@@ -147,13 +155,26 @@ async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&s
     };
     let service = service.accept_compressed(Gzip);
     let mut stats = None;
+    let (stop, stopping) = oneshot::channel::<()>();
+    // A sender that is dropped stops nothing.
+    let stopping = async {
+        if stopping.await.is_err() {
+            std::future::pending().await
+        }
+    };
     let mut serving = if fabric == Fabric::Stock {
         let mut server = tonic::transport::Server::builder();
         if has("ages") {
             server = server.max_connection_age(AGE);
         }
+        if has("keep-alive") {
+            server = server
+                .http2_keepalive_interval(Some(KEEP_ALIVE))
+                .http2_keepalive_timeout(Some(KEEP_ALIVE));
+        }
         let router = server.layer(acting).add_service(service);
-        tokio::spawn(async { router.serve_with_incoming(incoming).await.map_err(drop) })
+        let serving = router.serve_with_incoming_shutdown(incoming, stopping);
+        tokio::spawn(async { serving.await.map_err(drop) })
     } else {
         let mut server = tonic_rdma::Server::builder()
             .policy(policy(fabric))
@@ -162,23 +183,37 @@ async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&s
         if has("ages") {
             server = server.max_connection_age(AGE);
         }
+        if has("keep-alive") {
+            server = server
+                .http2_keepalive_interval(Some(KEEP_ALIVE))
+                .http2_keepalive_timeout(Some(KEEP_ALIVE));
+        }
         stats = Some(server.stats());
         let router = server.layer(acting).add_service(service);
-        tokio::spawn(async { router.serve_with_incoming(incoming).await.map_err(drop) })
+        let serving = router.serve_with_incoming_shutdown(incoming, stopping);
+        tokio::spawn(async { serving.await.map_err(drop) })
     };
     println!("ready");
     let mut questions = questions();
+    let mut stop = Some(stop);
     loop {
         tokio::select! {
             question = questions.recv() => match question {
                 Some(question) if question == "heap" => println!("{}", HEAP.peak_usage()),
+                Some(question) if question == "shutdown" => {
+                    println!("shutting down");
+                    stop.take().unwrap().send(()).unwrap();
+                }
                 Some(_) => {
                     let refused = stats.as_ref().map(|stats| stats.get().connections_refused);
                     println!("{}", refused.unwrap_or(0));
                 }
                 None => return,
             },
-            end = &mut serving => panic!("the server has ended: {end:?}"),
+            end = &mut serving => match stop {
+                None => return println!("ended"),
+                Some(_) => panic!("the server has ended: {end:?}"),
+            },
         }
     }
 }
