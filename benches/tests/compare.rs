@@ -6,14 +6,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A row of each kind of call.
-const ROWS: [&str; 6] = [
-    "latency-64",
-    "rate-64-x1",
-    "rate-64-x64-c64",
-    "up-64KiB-x8",
-    "stream-64KiB",
-    "beside-64MiB",
-];
+const ROWS: [&str; 6] =
+    ["latency-64", "rate-64-x1", "rate-64-x64-c64", "up-64KiB-x8", "stream-64KiB", "beside-64MiB"];
 
 #[test]
 fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
