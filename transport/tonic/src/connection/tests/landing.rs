@@ -159,7 +159,6 @@ async fn calls_do_not_wait_for_a_registration() {
     until("it is being registered", || s.server_device.held_registrations() == 1).await;
     assert!(leased() > before);
     let registrations = s.pools[0].stats().registrations;
-    let begin = std::time::Instant::now();
     for _ in 0..20 {
         let small = s.client.call(request("/collect", full(&b"hello"[..]))).await.unwrap();
         assert_eq!(&collect(small).await.0[..], b"hello");
@@ -167,7 +166,6 @@ async fn calls_do_not_wait_for_a_registration() {
     }
     assert!(!first.is_finished());
     assert_eq!(s.pools[0].stats().registrations, registrations);
-    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     s.server_device.hold_registrations(false);
     assert!(first.await.unwrap() == body);
     // The next calls find the memory that was granted in advance.
