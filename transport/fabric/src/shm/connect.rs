@@ -77,7 +77,8 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
-    // Create the candidate before the peer answers, because the answer may have to show its sender.
+    // Create the candidate before the peer answers, because the sender of the answer may have to
+    // confirm the candidate (`same_user`).
     let candidate = Candidate::of(&mut socket);
     let own_shape = Rings::shape(config);
     let hello = Message::Hello {

@@ -8,7 +8,7 @@
 //!
 //! | from | on | to |
 //! |---|---|---|
-//! | listening | any other message | listening |
+//! | listening | a message other than CHUNK, LEND and NAME | listening |
 //! | listening | CHUNK, LEND, NAME, while the peer owes too much (`map_debt`) | waiting |
 //! | waiting | the peer has paid enough | as listening |
 //! | listening | CHUNK, LEND, NAME otherwise: the message is checked, and a thread maps the file | taking |
@@ -159,7 +159,7 @@ impl ShmLink {
             stats: ShmStats::default(),
             ending: None,
             dead: None,
-            // A message's slot is its place in the ring.
+            // Message n of the ring uses slot n modulo the number of slots.
             recv_slots: RecvSlots::new(config),
             block,
         }

@@ -1,6 +1,6 @@
 //! The accepting side of shared-memory connections.
 //!
-//! | client | messages | with descriptors |
+//! | client | messages | descriptors from the client |
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
 //! | admitted | ACCEPT: the file of both rings, and whether this end accepts a wake-up channel | |
@@ -220,8 +220,8 @@ impl ShmIncoming {
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
-    /// Waits until the peer is ready. The peer may pass descriptors as soon as this call sends
-    /// ACCEPT, so also while the call waits.
+    /// Waits until the peer is ready. The peer may pass descriptors as soon as this call has sent
+    /// ACCEPT, while the call still waits.
     pub async fn accept(
         self,
         config: &LinkConfig,
@@ -274,7 +274,8 @@ impl ShmIncoming {
             FabricError::MemoryFile { source, .. } => refuse(&socket, source),
             error => refuse(&socket, &io::Error::other(error.to_string())),
         })?;
-        // Create the candidate before the peer sends READY, which may have to show its sender.
+        // Create the candidate before the peer sends READY, because the sender of READY may have to
+        // confirm the candidate (`same_user`).
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };

@@ -46,7 +46,7 @@
 //! | module | what |
 //! |---|---|
 //! | `context` | state that the connections of a device share: its chunks, and with whom it shares memory; the counts of a link |
-//! | `same_user` | who a peer is, and whether it could in any case stop this process |
+//! | `same_user` | who a peer is, and whether it could stop and read this process by other means |
 //! | `listener`, `connect` | the accepting and the connecting side |
 //! | `setup` | the result of a handshake |
 //! | `link` | the [`Link`](crate::Link) |

@@ -80,7 +80,7 @@ impl Taken {
     /// this end can have offered nothing (R22).
     ///
     /// # Errors
-    /// A description of the breach, and of the setting that prevents it.
+    /// A description of the breach, with the name of the setting that would allow the message.
     pub(crate) fn check(self, message: Message) -> Result<Message, String> {
         let (what, cure) = match message {
             Message::Lend { .. } | Message::Unlend { .. } if !self.own.lent => {
@@ -90,8 +90,8 @@ impl Taken {
                 "it offers a buffer to write to, which this end does not map",
                 "ContextBuilder::map_peer_buffers",
             ),
-            // The peer may decline a chunk of landing memory, regardless of the other memory that
-            // the peer accepts.
+            // DECLINED is always allowed, because the peer may decline a chunk of landing memory
+            // regardless of the other memory that the peer accepts.
             Message::Taken { .. } if self.peer == Takes::default() => {
                 ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
             }

@@ -29,9 +29,9 @@ const WAITING: usize = 16;
 const CPU: usize = 24;
 const PLACES: usize = 32;
 
-/// Maximum bytes of all slots. No user of this crate makes a ring with more bytes. The messages
-/// that this end sends allocate the pages of the peer's ring, and the kernel charges those pages to
-/// this process.
+/// Maximum bytes of a ring's slots together. No user of this crate makes a larger ring. The
+/// messages that this end sends allocate the pages of the peer's ring, and the kernel charges those
+/// pages to this process.
 pub(crate) const MAX_RING: u64 = 128 << 10;
 /// Length of a cache line in bytes. No two messages share a line.
 const LINE: usize = 64;

@@ -1,12 +1,12 @@
-//! Checks whether a peer could in any case stop and read this process (ptrace(2)).
+//! Checks whether a peer could stop and read this process by other means (ptrace(2)).
 //!
 //! A peer that passes the check gets a wake-up channel with this process (`wakeup::channels`). The
 //! peer may fill the channel's page with bits, so that a task of this process keeps running. This
 //! adds no danger, because the peer could also occupy the processor with a loop. A peer that passes
 //! the check also receives lent memory if the program lends to the peer's user (`lend::Permit`),
-//! because the peer could read all of this process's memory in any case. The check requires the
-//! same user and the same PID namespace. A process of a child namespace has no number for this
-//! process, even though this process sees that process.
+//! because the peer could read all of this process's memory by other means. The check requires the
+//! same user and the same PID namespace. A process in a child namespace cannot name this process by
+//! a number, although this process can name that process.
 //!
 //! SO_PEERCRED gives a process id. That process may have ended, and another process may have the id
 //! now. So the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and
@@ -52,7 +52,7 @@ pub(super) struct Candidate {
     must_send: bool,
 }
 
-/// A process that could in any case stop and read this process.
+/// A process that could stop and read this process by other means.
 #[derive(Debug)]
 pub(super) struct ConfirmedPeer {
     pub(super) process: HostProcess,
@@ -78,7 +78,8 @@ impl Candidate {
         }
         let pidfd = pidfd_of(peer.pid)?;
         socket.tell_senders(true).ok()?;
-        // A message that has already arrived was sent before the pidfd was opened.
+        // A message that has already arrived proves nothing, because it may have been sent before
+        // the pidfd was opened.
         (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
     }
 
@@ -163,8 +164,8 @@ pub(super) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether a number may mean any user. In a user namespace, all users from outside have the same
-/// number, by default 65534.
+/// Whether a number may stand for several users. In a user namespace, all users that the namespace
+/// does not map have the same number, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
     /// The kernel's number for such users. The number is read once, because each connection needs
     /// it several times.

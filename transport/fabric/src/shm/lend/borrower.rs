@@ -245,8 +245,9 @@ impl AsRef<[u8]> for Borrowed {
         // SAFETY: the bytes lie in the mapping, which lives as long as this value. Its file keeps
         // its size (R15) and its pages: `Map::read_only` has found all pages at a time when the
         // seals already forbade removing any. This process does not write to the bytes. The peer
-        // must not write to them until the lease is returned (R8). A peer that does so can only
-        // spoil its own message, and `Landed` hides the bytes from all code that parses them.
+        // must not write to them until the lease is returned (R8). A peer that does so can spoil
+        // only its own message, and `Landed` keeps the transport and the codec from parsing bytes
+        // that may still change.
         unsafe { std::slice::from_raw_parts(start.add(self.at), self.len) }
     }
 }

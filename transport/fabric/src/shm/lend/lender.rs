@@ -21,7 +21,7 @@ use crate::shm::socket::wire::{LendOn, Message};
 pub(crate) struct Lender {
     permit: Arc<Permit>,
     /// The peer's process, if the handshake has shown that the peer could read this process's
-    /// memory in any case.
+    /// memory by other means (`same_user`).
     peer: Option<HostProcess>,
     /// Whether the peer may be lent memory. `None` before the decision.
     allowed: Option<bool>,

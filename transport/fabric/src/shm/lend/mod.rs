@@ -59,14 +59,14 @@ use crate::shm::same_user::{process, still_lives};
 use crate::shm::socket::Socket;
 
 /// Maximum number of descriptors that this process keeps for peers that lend: a quarter of the
-/// usual limit. Beyond this number, this process lends no further memory on, and declines memory
-/// that peers lend on.
+/// usual limit on open files (1,024). Beyond this number, this process lends no further memory on,
+/// and declines memory that peers lend on.
 const MAX_KEPT: usize = 256;
 
 /// The size of the thread's stack in bytes.
 const STACK_SIZE: usize = 128 << 10;
 
-/// The leases of one link, and the pipe that is closed when the reader is done.
+/// The leases of one link, and the pipe whose writing end is closed when the reader is done.
 type Kept = (PipeReader, Slab<LendableBytes>);
 
 #[derive(Debug, Default)]
@@ -159,8 +159,8 @@ impl Permit {
     }
 
     /// Whether the peer of this socket may be lent memory from now on. `known` is the peer's
-    /// process, if the handshake has shown that the peer could read this process's memory in any
-    /// case (`same_user`).
+    /// process, if the handshake has shown that the peer could read this process's memory by other
+    /// means (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,

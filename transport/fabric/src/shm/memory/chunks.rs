@@ -1,10 +1,10 @@
 //! The peer's landing chunks that this end has mapped.
 //!
-//! | message | before its descriptor is taken | then |
+//! | message | checked first | then |
 //! |---|---|---|
 //! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs go there; or DECLINED |
 //! | FORGET | its key is known | the file is unmapped, if it was mapped |
-//! | NAME | its key is new, and the limits of offers hold | as with CHUNK |
+//! | NAME | its key is new, and the limits of offers hold | the file is mapped, WRITEs go there, and TAKEN is sent; or DECLINED |
 //! | UNNAME | | the file is unmapped, if it was mapped |
 //!
 //! The limits suffice for a peer that leases all of its landing memory to one connection, in chunks
@@ -159,9 +159,9 @@ impl PeerChunks {
         self.unused > MAX_UNUSED
     }
 
-    /// Copies bytes to an address in a chunk. Returns false if the bytes do not lie within the
-    /// chunk. Key, address and length come from the peer, and must match a chunk that the peer gave
-    /// (R15).
+    /// Copies bytes to an address in a chunk. Returns false if no mapped chunk has this key, or if
+    /// the bytes do not lie within the chunk. Key, address and length come from the peer, and must
+    /// match a chunk that the peer gave (R15).
     pub(crate) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
         self.chunks.get_mut(&rkey).is_some_and(|chunk| {
             let offset = remote_addr.checked_sub(chunk.addr);

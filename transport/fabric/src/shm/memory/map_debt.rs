@@ -31,7 +31,7 @@ pub(crate) const MAX_DEBT: u64 = 4 << 30;
 /// The number of bytes that a file costs in addition to its pages, for waking the thread that maps
 /// it.
 const PER_FILE: u64 = 512 << 10;
-/// A file that was used owes at least `1 / LEAST` of its cost.
+/// Even for a file that was used, the process owes at least `1 / LEAST` of the file's cost.
 const LEAST: u64 = 4;
 /// A page that is only checked costs `1 / UNPOPULATED` of a page that is mapped.
 const UNPOPULATED: u64 = 8;

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `peer_map` | maps a peer's file once, and unmaps it on another thread |
-//! | `map_debt` | charges peers for files that were mapped but not used |
+//! | `map_debt` | charges peers for files that this end has mapped or checked |
 //! | `chunks` | the peer's landing chunks: limits, WRITEs |
 //! | `table` | this process's landing chunks, keyed by remote key |
 //!
@@ -113,8 +113,8 @@ fn second_part([first, second]: [usize; 2]) -> (usize, usize) {
     (offset, offset + second)
 }
 
-/// A mapping that other processes write to. This process never accesses the mapping through a
-/// reference to plain bytes.
+/// A mapping that other processes write to. Except for lent bytes (`lend::borrower`), this process
+/// never accesses a mapping through a reference to plain bytes.
 #[derive(Debug)]
 pub(crate) struct Map {
     ptr: NonNull<u8>,
@@ -126,7 +126,8 @@ pub(crate) struct Map {
     process: Process,
 }
 
-// SAFETY: the mapping is owned by this value; it is reached through atomics and raw copies only.
+// SAFETY: the mapping is owned by this value; it is reached only through atomics, raw copies and,
+// for lent bytes, the slices of `Borrowed`.
 unsafe impl Send for Map {}
 // SAFETY: as above: `words` gives atomics, `write` takes &mut self.
 unsafe impl Sync for Map {}

@@ -136,7 +136,7 @@ impl Mapped {
     /// Whether one more file may be mapped. Once half of the allowed mappings or of the allowed
     /// address space is used, each connection may have only an equal share of a quarter of the
     /// allowed amount. So connections with many files leave room for others. The last sixteenth of
-    /// the mappings is reserved for rings.
+    /// the mappings is reserved for rings and for the pages of wake-up channels.
     fn has_room(&self, usage: Usage, len: u64, limits: MapLimits) -> bool {
         let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
         let given = match usage {
@@ -148,7 +148,7 @@ impl Mapped {
         let has_mapping = mapped < limit / 2 || given.files < share && mapped < limit - limit / 16;
         let bytes = self.bytes.saturating_add(len);
         // The share is never smaller than the chunks that a connection may give, so that no chunk
-        // is refused.
+        // exceeds the share.
         let share = (limits.bytes / 4 / rings as u64).max(MAX_CHUNK_BYTES);
         let has_bytes = bytes <= limits.bytes / 2
             || given.bytes.saturating_add(len) <= share && bytes <= limits.bytes;

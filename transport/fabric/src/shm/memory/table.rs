@@ -1,4 +1,5 @@
-//! The landing chunks of this process, keyed by remote key.
+//! The landing chunks of this process, keyed by remote key, and the regions that it may lend, keyed
+//! by memory key.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -110,7 +111,7 @@ impl ChunkTable {
             let is_free = || {
                 !lock(&self.chunks).contains_key(&key) && !lock(&self.lendable).contains_key(&key)
             };
-            // No other registration gets this key for a long time.
+            // No other registration tries this key before 2^32 more keys have been drawn.
             if is_free() {
                 lock(memories).insert(key, Arc::new(memory));
                 return key;

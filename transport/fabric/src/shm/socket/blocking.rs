@@ -1,5 +1,5 @@
-//! Threads for calls that may block. The threads take a peer's descriptors, and close files that
-//! may hold descriptors.
+//! Threads for calls that may block. The threads take a peer's descriptors, and close sockets whose
+//! queues may hold descriptors.
 //!
 //! A descriptor may refer to any file that the peer chooses, and calls on an unknown file may
 //! block. A TCP socket with SO_LINGER waits in close(2) until its data is sent, with or without

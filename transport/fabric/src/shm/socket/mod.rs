@@ -93,9 +93,10 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
 }
 
-/// Takes the next message. A message with descriptors stays in the queue. The function closes no
-/// file, because the queue still holds the files to which peeking takes references. If the socket
-/// reports senders, the control buffer has room only for the sender, which comes first.
+/// Takes the next message. A message with descriptors stays in the queue. Peeking takes references
+/// to the message's files. Dropping these references closes no file, because the queue still holds
+/// the files. If the socket reports senders, the control buffer has room only for the sender, which
+/// comes first.
 fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
     let (mut bytes, mut sender) = ([0; MAX_MESSAGE], None);
     let mut read = |flags| {

@@ -238,9 +238,9 @@ impl WakeChannel {
         woken
     }
 
-    /// Like [`wake_tasks`](Self::wake_tasks), but for a connection's task that is about to check
-    /// for messages. The task takes the bits because the poller may have to wait. The call costs
-    /// one load while no bit is set.
+    /// Like [`wake_tasks`](Self::wake_tasks), but does not wake the connection `running`, whose
+    /// task calls this function before it checks for messages. The task takes the bits because the
+    /// poller may have to wait. The call costs one load while no bit is set.
     #[inline]
     pub(super) fn wake_others(&self, running: u16) {
         if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
@@ -249,7 +249,8 @@ impl WakeChannel {
     }
 
     /// Runs the poller's turn: wakes the tasks of the connections whose bits are set. Returns
-    /// whether any bit was set, including bits that a connection's task has taken.
+    /// whether the bit of a connection was taken since the last turn, by the poller or by a
+    /// connection's task.
     pub(super) fn poll(&self) -> bool {
         let found = self.found.load(Ordering::Relaxed);
         if found {
@@ -317,7 +318,7 @@ impl WakeChannel {
         (!self.has_ended() && self.process == std::process::id()).then_some(&self.runtime)
     }
 
-    /// Whether connections have come and gone since the last call.
+    /// Whether the last connection has ended since the last call.
     pub(super) fn was_used(&self) -> bool {
         self.state().used.replace(false) == Some(true)
     }

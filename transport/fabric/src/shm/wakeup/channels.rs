@@ -3,9 +3,10 @@
 //! The connecting end chooses a channel between its own runtime and the peer's runtime. Either
 //! process may have made the channel. If there is no such channel, the connecting end makes a
 //! channel. The connecting end sends the number that the maker gave the channel, and also sends the
-//! eventfds and the page until the peer marks the page as used. The accepting end joins the channel
-//! with that number, if the channel is between the two processes and belongs to this runtime.
-//! Otherwise the accepting end makes its end of a channel from the files that were sent.
+//! eventfds and the page unless the peer has already marked the page as used. The accepting end
+//! joins the channel with that number, if the channel is between the two processes and belongs to
+//! this runtime. Otherwise the accepting end makes its end of a channel from the files that were
+//! sent.
 //!
 //! A connection works in each of these cases:
 //!

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | has connections | the last one ends | waits, with a task of its runtime |
 //! | waits | a connection joins | has connections |
-//! | waits | [`IDLE_TIME`] has passed since the last connection ended | Ended |
+//! | waits | no connection has ended for a whole [`IDLE_TIME`] | Ended |
 //! | waits | the runtime ends | Ended |
 //! | has connections | the last one ends while [`MAX_IDLE`] channels wait | Ended |
 
@@ -19,7 +19,8 @@ use std::time::Duration;
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::timer::Timer;
 
-/// Time after which a channel without connections ends.
+/// A channel without connections ends after this time, or after up to twice this time if further
+/// connections have come and gone.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of channels that wait. Each has a page and at most four descriptors.
 const MAX_IDLE: usize = 8;

@@ -1,4 +1,4 @@
-//! Learns the time of a sleep and its wake-up from the wake-ups of one link.
+//! Learns how long a wake-up takes, from the wake-ups of one link.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ const AVERAGED: u32 = 8;
 /// that a busy processor changes the average little.
 const UNCLAMPED: u32 = 3;
 
-/// The average of one link. The average is not shared between links, because the peer can influence
-/// it.
+/// Counts the wake-ups in the average of one link. The average is not shared between links, because
+/// the peer can influence it.
 #[derive(Debug, Default)]
 pub(crate) struct WakeCost {
     seen: u32,
 }
 
 impl WakeCost {
-    /// Returns the new cost after a sleep and its wake-up took `took`. `known` is the old cost.
+    /// Returns the new cost after a wake-up that took `took`. `known` is the old cost.
     #[inline]
     pub(crate) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
         if took > MAX_COST {
