@@ -12,8 +12,8 @@
 //! the states, it would do so on the thread that reads events. librdmacm before version 23 always
 //! changes them. Over iWARP the kernel changes the states when it establishes the connection.
 //!
-//! A [`PendingLink`] is a link whose attempt has not succeeded yet. If the attempt fails or is
-//! given up, the queue pair is destroyed on a separate thread. Firmware takes milliseconds to
+//! A [`PendingLink`] is a link whose connection attempt has not succeeded yet. If the attempt fails
+//! or is given up, the queue pair is destroyed on a separate thread. Firmware takes milliseconds to
 //! destroy a queue pair, and Soft-iWARP waits up to 10 s for the answer to a connect request.
 
 use std::io;
@@ -125,7 +125,7 @@ impl VerbsLink {
     }
 }
 
-/// Owns a link until its attempt has succeeded.
+/// Owns a link until its connection attempt has succeeded.
 pub(super) struct PendingLink {
     /// The link, until `into_link` or `drop` takes it.
     link: ManuallyDrop<VerbsLink>,

@@ -33,8 +33,8 @@ use crate::verbs::queue_pair::path_mtu::UnknownMtu;
 /// free may belong to a socket, even to a socket in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
-/// Maximum number of connect requests. The requests are sent one after the other, each with its own
-/// queue pair and local port.
+/// Maximum number of connect requests of one attempt. The requests are sent one after the other,
+/// each with its own queue pair and local port.
 const REQUESTS: usize = LOCAL_PORTS;
 
 pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
@@ -69,7 +69,7 @@ impl Requests {
     }
 }
 
-/// The address, the time and the step of an attempt, for its errors.
+/// The address, the time limit and the current step of an attempt, for its errors.
 struct ConnectAttempt {
     addr: SocketAddr,
     /// The address of this host to connect from. The route must leave through the device of this

@@ -2,9 +2,9 @@
 //! protection domain on that context.
 //!
 //! rdma_cm keeps one context per device in a process, but may close the context when no id is bound
-//! to the device and the device has gone. So an open device holds a private id, `bound_id`, which
-//! is bound to one of the device's addresses. Every object made on the context holds an `Arc` of
-//! [`DeviceContext`], so the id and the context live as long as any such object.
+//! to the device and the device was removed. So an open device holds a private id, `bound_id`,
+//! which is bound to one of the device's addresses. Every object made on the context holds an `Arc`
+//! of [`DeviceContext`], so the id and the context live as long as any such object.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -37,8 +37,8 @@ pub(super) struct ReportedLimits {
 }
 
 /// The completion vectors of a device: interrupts, each handled by one processor. Completion queues
-/// take the vectors in turn, and each process begins at a different vector, so that no processor
-/// handles the interrupts of all queues.
+/// take the vectors in turn, and each process begins at a vector that depends on its process id, so
+/// that no processor handles the interrupts of all queues.
 #[derive(Debug)]
 pub(super) struct Vectors {
     count: u32,

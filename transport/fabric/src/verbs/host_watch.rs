@@ -27,7 +27,7 @@ use crate::verbs::context::DeviceContext;
 const LINKS_AND_ADDRESSES: u32 = 1 | 0x10 | 0x100;
 /// The group that the kernel sends uevents to. Programs send their uevents to other groups.
 const FROM_KERNEL: u32 = 1;
-/// A line of a uevent, terminated by a zero.
+/// The line of a uevent that names the subsystem, terminated by a zero byte.
 const INFINIBAND: &[u8] = b"SUBSYSTEM=infiniband\0";
 /// Size of the receive buffer in bytes. The buffer is larger than any uevent (UEVENT_BUFFER_SIZE of
 /// linux/kobject.h and the header). The contents of rtnetlink messages do not matter.
@@ -84,7 +84,7 @@ impl HostWatch {
         self.once_for_each(device.changes()?)
     }
 
-    /// Reports each event of a descriptor once. The watch does not read from the descriptor.
+    /// Makes the watch report each event of a descriptor once, without reading from the descriptor.
     fn once_for_each(&self, events: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)

@@ -83,7 +83,7 @@ pub struct VerbsLink {
     busy_poll: Option<BusyPoll>,
     /// True if the last poll found nothing and the link polls again instead of sleeping.
     polls_on: bool,
-    /// Completions that arrived before the connection was established.
+    /// Completions that arrived before the path was proven. The first poll reports them.
     early_completions: Vec<Completion>,
     ending: Option<Ending>,
     failure: Option<Failure>,

@@ -246,7 +246,7 @@ impl VerbsDevice {
     }
 
     /// Makes `watch` also report events of this device: changes of its ports, its failure, and its
-    /// removal, for which the kernel waits until this process drops the device.
+    /// removal. The kernel completes a removal only after this process has dropped the device.
     ///
     /// # Errors
     /// The system refuses to watch the device.

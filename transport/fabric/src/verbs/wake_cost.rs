@@ -1,5 +1,5 @@
-//! Measures the time of a sleep and its wake-up on this machine, and checks whether there is only
-//! one processor.
+//! Measures how long a wake-up takes on this machine, and checks whether there is only one
+//! processor.
 //!
 //! A device does not say when it announced a completion. So two threads, each on a different
 //! processor, wake each other in the way that a device's event wakes a task. The threads run when a
@@ -33,7 +33,7 @@ const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 static COST: AtomicU64 = AtomicU64::new(MIN_COST.as_nanos() as u64);
 static MEASURED: LazyLock<Mutex<Option<Instant>>> = LazyLock::new(Mutex::default);
 
-/// Returns how long a sleep and its wake-up take.
+/// Returns how long a wake-up takes.
 pub(super) fn get() -> Duration {
     Duration::from_nanos(COST.load(Ordering::Relaxed))
 }

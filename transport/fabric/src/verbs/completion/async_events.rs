@@ -44,8 +44,8 @@ impl AsyncEvents {
     /// Takes all events, or as many as the task's turn allows, and registers the waker (R20). A
     /// peer can cause events, for instance by its first message on a queue pair. `find` returns a
     /// completion queue by its address. The queues that have failed are added to `failed`. These
-    /// queues must not be dropped before the call returns, because destroying a queue waits for its
-    /// event. Returns true if the device has failed as a whole.
+    /// queues must not be dropped before the call returns, because destroying a queue waits until
+    /// the queue's event is acknowledged. Returns true if the device has failed as a whole.
     ///
     /// # Errors
     /// The device or the runtime fails.

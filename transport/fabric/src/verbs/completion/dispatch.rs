@@ -18,7 +18,7 @@ pub(crate) const PROBE: u64 = 1 << 62;
 /// reported.
 pub(crate) const PROOF: u64 = 1 << 61;
 
-/// Maximum number of completions that one poll takes for other members before it releases the lock.
+/// Once one poll has taken more than this many completions for other members, it releases the lock.
 const MAX_OTHERS: usize = 1024;
 
 /// Maximum capacity that an empty inbox keeps.

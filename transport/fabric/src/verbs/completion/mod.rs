@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `dispatch` | the state of one queue under its lock: inboxes, sleepers, armed completions |
 //! | `channel` | the descriptor that announces completions |
-//! | `async_events` | the descriptor that announces a queue that has failed |
+//! | `async_events` | the descriptor that announces failures of queues and of the device, and changes of its ports |
 //! | `shard` | the queues of a device in one runtime, their channel, and the reactor |
 //! | `member` | the share of one queue pair in a queue |
 //!
@@ -14,7 +14,7 @@
 //! completions and puts the completions of other queue pairs into their inboxes. There are two
 //! kinds of pollers: links, whose drivers poll when they run, and the reactor, a task that waits
 //! for the channel. So a driver that polls gets its messages directly. A message for a driver that
-//! sleeps first wakes the reactor, which then wakes the driver's task on the same thread.
+//! sleeps first wakes the reactor, which then wakes the driver's task, usually on the same thread.
 //!
 //! **A sleeping member misses no completion as long as the queue is armed for the completions that
 //! wake the member, or the reactor is looking.** No step relies on the polls of another member,

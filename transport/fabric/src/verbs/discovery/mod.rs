@@ -52,8 +52,9 @@ pub(crate) fn may_have_devices() -> bool {
 /// The result of loading the libraries.
 static ANSWER: PerProcess<OnceLock<Result<(), FabricError>>> = PerProcess::new(OnceLock::new);
 
-/// Whether a parent of this process has loaded the libraries. The objects of the libraries and of
-/// this provider then belong to the parent, and a child destroys none of these objects (R23).
+/// Whether a parent of this process has loaded the libraries, or has tried to load them. The
+/// objects of the libraries and of this provider then belong to the parent, and a child destroys
+/// none of these objects (R23).
 pub(crate) fn is_inherited() -> bool {
     ANSWER.inherited().is_some()
 }

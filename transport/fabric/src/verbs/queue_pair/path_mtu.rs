@@ -21,7 +21,7 @@
 //!
 //! | state of this end | event | next state |
 //! |---|---|---|
-//! | nothing | the peer's message | received |
+//! | nothing, sent | the peer's message | received, both |
 //! | nothing, received | the completion of its own message | sent, both |
 //! | both | | the memory goes back to the pool |
 
