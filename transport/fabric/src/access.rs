@@ -114,8 +114,8 @@ impl HostProcess {
     }
 }
 
-/// Reads field 22 of /proc/pid/stat (proc(5)). Field 2 is the name in parentheses, which may
-/// contain anything.
+/// Reads the start time of a process: field 22 of /proc/pid/stat (proc(5)). Field 2 is the
+/// program's name in parentheses, which may itself contain spaces and parentheses.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     let stat = read_proc(&format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()

@@ -248,14 +248,15 @@ impl ControlBlock {
     }
 
     /// Takes a held slot out of use if it is to be removed or left out, and returns whether it did.
-    /// When the last extra slot is removed, the memory returns to the pool, because the device no
-    /// longer uses any of this memory (R9, R10).
+    /// When the last extra slot is removed, the memory of all extra slots returns to the pool,
+    /// because the device no longer uses any of it (R9, R10).
     #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let Some(extra) = &mut self.extra else { return false };
         let Some(state @ Slot::Held(_)) = self.slots.get_mut(slot as usize) else { return false };
         if slot < self.ring {
-            // The extra slots must suffice for the credits of a connection.
+            // A slot of the ring is left out only while the extra slots alone suffice for the
+            // credits of a connection.
             let leave_out = !extra.retiring
                 && extra.slots >= self.ring
                 && extra.absent == 0

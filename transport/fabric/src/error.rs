@@ -273,8 +273,8 @@ impl fmt::Display for ConnectStep {
     }
 }
 
-/// A connection was not established. Everything that was created for the connection is freed, over
-/// verbs on another thread that may still be at work.
+/// A connection was not established. Everything that was created for the connection is freed. Over
+/// verbs, another thread frees it, and may finish after the error is returned.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -438,9 +438,8 @@ pub enum ConnectError {
     Fabric(#[from] FabricError),
 }
 
-/// The reason why a link is dead. After [`Misuse`](LinkError::Misuse), and after a
-/// [`Breach`](LinkError::Breach) that [`Link::borrow`](crate::Link::borrow) returns, the link is
-/// still usable.
+/// An error of a link. The link is dead, except after [`Misuse`](LinkError::Misuse), and after a
+/// [`Breach`](LinkError::Breach) that [`Link::borrow`](crate::Link::borrow) returns.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {

@@ -40,8 +40,8 @@ impl Input<'_> {
 /// may write to this memory.
 ///
 /// The input states the number of slots, their size, how much memory is missing, and whether the
-/// memory has contents at the beginning. Steps with their operands follow. The run stops at the end
-/// of the input, or when one end finds a breach, which would end a real link.
+/// memory initially holds the rest of the input or zeros. Steps with their operands follow. The run
+/// stops at the end of the input, or when one end finds a breach, which would end a real link.
 ///
 /// # Panics
 /// If there is an access or a message out of bounds, or if the messages outnumber the RECVs.
@@ -107,8 +107,8 @@ impl Ends {
                 }
             }
             4 => {
-                // All slots are posted again, or no slot is posted again. The driver decides which
-                // slots it posts again.
+                // A driver may post slots again in any order. Here, either all slots are posted
+                // again or none.
                 let all = operand.is_multiple_of(2);
                 self.reader.free(|_| all);
                 self.held = if all { 0 } else { self.held };

@@ -39,8 +39,8 @@ struct SysfsDevice {
 impl HostSnapshot {
     /// Returns the reason why a link of `device` with the local address `local` cannot reach any
     /// peer, or `None` if no reason is known. Possible reasons: no port of the device is active, no
-    /// interface has the address, its interface has no carrier, or the address now lies on another
-    /// device. The last reason is known only for an address [in use](Self::now).
+    /// interface has the address, the interface with the address has no carrier, or the address now
+    /// lies on another device. The last reason is known only for an address [in use](Self::now).
     ///
     /// In these cases an established link is not lost yet. Its device retransmits for a while, and
     /// the port may become active again.

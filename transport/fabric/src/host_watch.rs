@@ -1,4 +1,4 @@
-//! The host watch of builds without RDMA. Such a watch reports nothing.
+//! The host watch of builds without RDMA. Such a watch cannot be created.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! Runs work that blocks for milliseconds off the runtime's workers.
+//! Runs work that blocks for milliseconds on a thread of its own, instead of a worker of the
+//! runtime.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 /// The system refuses a thread (EAGAIN).
 ///
 /// # Panics
-/// The work panics.
+/// If the work panics, this function panics with the same payload.
 ///
 /// # Cancel safety
 /// If the future is dropped, the work continues, and its result is dropped on the same thread.

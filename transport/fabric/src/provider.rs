@@ -33,7 +33,8 @@ use crate::timer::Timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
-/// Evaluates an expression for the provider of a value.
+/// Matches on an enum of this module, and evaluates `$body` with `$x` bound to the provider's
+/// value.
 macro_rules! dispatch {
     ($enum:ident $([$test:ident])?, $value:expr, $x:ident => $body:expr) => {
         match $value {
@@ -311,8 +312,8 @@ impl Fabric {
     }
 
     /// Makes `watch` also report events of this RDMA device: changes of its ports, its failure, and
-    /// its removal, for which the kernel waits until this process drops the device. Does nothing
-    /// for other fabrics.
+    /// its removal. The kernel completes a removal only after this process has dropped the device.
+    /// Does nothing for other fabrics.
     ///
     /// # Errors
     /// The system refuses to watch the device.
@@ -410,9 +411,9 @@ impl Fabric {
         self.connect_telling(addr, config, pool, private_data, timeout, &answered).await
     }
 
-    /// Connects as [`connect`](Fabric::connect) does, and sets `answered` once the peer has
-    /// answered the request over verbs. After the answer, the two ends prove the path, which takes
-    /// seconds if long packets are lost.
+    /// Connects as [`connect`](Fabric::connect) does. Over verbs, also sets `answered` once the
+    /// peer has answered the request. After the answer, the two ends send each other long packets
+    /// to test the path, which takes seconds if such packets are lost.
     ///
     /// # Errors
     /// The errors of [`connect`](Fabric::connect).
@@ -525,7 +526,7 @@ pub enum Incoming {
 }
 
 impl Incoming {
-    /// The value of [`Fabric::grows`].
+    /// Whether the accepted link posts extra RECVs only when needed: see [`Fabric::grows`].
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]

@@ -288,7 +288,7 @@ mod tests {
         assert!(q.is_waited_for());
         let last = (0..3).map(|id| push(&mut q, id, HeldMemory::Slot)).last().unwrap();
         assert_eq!(q.room(), 0);
-        // The completion of a SEND that overtakes the probe does not cover it.
+        // The completion of a SEND that overtakes the probe does not cover the probe.
         assert_eq!(q.complete(last), Some(2));
         assert!(q.is_waited_for());
         assert_eq!((q.end_probe(), q.end_probe()), (Some(Verb::Read), None));

@@ -163,7 +163,8 @@ pub(crate) struct BusyPoll<M = Host> {
     /// Whether `peer_sleeps` is a guess.
     peer_sleeps_is_guess: bool,
     state: PollState,
-    /// The wait that the last message ended, if one had begun.
+    /// The kind of the wait that the last message ended or forestalled. `None` if this end was
+    /// idle.
     ended: Option<WaitKind>,
     machine: M,
 }
@@ -296,8 +297,8 @@ impl<M: Machine> BusyPoll<M> {
         match self.state {
             PollState::Polling { kind, since, .. } => {
                 let took = if self.peer_wake_ups(kind) == 0 {
-                    // The wait took at most the price of a sleep, so this end need not read the
-                    // clock.
+                    // The wait took at most the price of a sleep. It counts as zero, so that this
+                    // end need not read the clock.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);
@@ -330,7 +331,8 @@ impl<M: Machine> BusyPoll<M> {
     }
 
     /// Decides what to do when the queue is empty. `on_other_processor` says whether the peer runs
-    /// on another processor. Calls `has_work` for about a microsecond, or until it returns true.
+    /// on another processor. An end that polls calls `has_work` for one or two microseconds, or
+    /// until it returns true.
     pub(crate) fn on_empty(
         &mut self,
         on_other_processor: bool,

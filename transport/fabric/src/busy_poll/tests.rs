@@ -3,7 +3,7 @@ use std::rc::Rc;
 
 use crate::busy_poll::*;
 
-/// Time that passes when the test says so.
+/// A machine whose clock advances only when the test says so.
 #[derive(Debug, Clone)]
 struct Fake {
     now: Rc<Cell<Instant>>,
@@ -55,7 +55,7 @@ impl BusyPoll<Fake> {
         self.machine.now()
     }
 
-    /// Waits until `until`. Returns whether this end sleeps in the end.
+    /// Lets this end wait until `until` or until it sleeps. Returns whether it sleeps.
     fn waits(&mut self, until: Instant) -> bool {
         loop {
             let left = until.saturating_duration_since(self.machine.now());
@@ -154,7 +154,7 @@ fn costs() -> [Duration; 4] {
     [1, 10, 100, 1000].map(Duration::from_micros)
 }
 
-/// Where polling pays, both ends come to poll, regardless of the states in which they begin and of
+/// Where polling pays, both ends learn to poll, regardless of the states in which they begin and of
 /// the cost of a wake-up.
 #[test]
 fn both_come_to_poll() {
@@ -173,7 +173,7 @@ fn both_come_to_poll() {
     }
 }
 
-/// Both ends also come to poll if the times of wake-ups vary.
+/// Both ends also learn to poll if the times of wake-ups vary.
 #[test]
 fn both_come_to_poll_where_wake_ups_differ() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
@@ -330,7 +330,7 @@ fn time_to_think_is_not_polled_away() {
     assert!(server.machine.vain.get() <= bound, "{:?}", server.machine.vain.get());
 }
 
-/// An end comes to poll for messages that come one after another without requests.
+/// An end learns to poll for messages that arrive one after another without requests.
 #[test]
 fn a_stream_is_polled_for() {
     let cost = Duration::from_micros(100);
@@ -384,7 +384,7 @@ fn where_the_share_is_used_up_no_other_begins() {
     assert_eq!(end.on_empty(true, || true), PollStep::Sleep);
 }
 
-/// The peers answer at once and late in turn, so that polling seems to pay. The unsuccessful polls
+/// The peers answer at once and late by turns, so that polling seems to pay. The unsuccessful polls
 /// of all ends of the process together still keep to the budget.
 #[test]
 fn peers_that_play_with_this_process_take_no_more_than_the_share() {

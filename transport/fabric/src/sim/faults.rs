@@ -174,7 +174,7 @@ impl Faults {
     }
 }
 
-/// A delay that lasts a number of polls, and until an instant.
+/// A delay that ends when a number of polls has been made and an instant has passed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delay {
     polls: u32,

@@ -172,7 +172,7 @@ impl SimDevice {
         self.state.faults.held_registrations()
     }
 
-    /// Fault: new links on this device carry `work` work requests and fail the next (`retry
+    /// Fault: new links on this device carry `work` work requests and fail at the next one (`retry
     /// exceeded`). `None` ends the fault.
     pub fn kill_links_after(&self, work: Option<u64>) {
         self.state.faults.set_kill_after(work);

@@ -110,7 +110,7 @@ impl NetState {
         (Rng::new(self.config.seed, stream).next() >> 1) & !4095
     }
 
-    /// Returns an unused port, from 32768 up.
+    /// Returns the next port from 32768 to 65535. Ports repeat after 32,768 calls.
     pub(super) fn fresh_port(&self) -> u16 {
         (32768 + self.ports.fetch_add(1, Relaxed) % 32768) as u16
     }

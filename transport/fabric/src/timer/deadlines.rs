@@ -81,7 +81,7 @@ struct DeadlinesState {
     /// The time when the clock's reused time becomes too old.
     clock_expires: Option<Instant>,
     timers: usize,
-    /// The number of the last timer.
+    /// The number of the timer that was made last.
     last: u64,
     ended: bool,
     /// The task that waits for the kernel's timer.
