@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The declarations are for Linux on x86-64 and AArch64.
+    /// The system is none of those that the declarations are for: Linux on x86-64 and on AArch64.
     Platform,
     /// A library cannot be opened, because it is missing or the dynamic linker refuses it.
     Library {

@@ -79,7 +79,7 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
 }
 
 /// Writes the attributes of a port. The header calls this function `___ibv_query_port`. A library
-/// or driver before version 21 does not write `flags` and `port_cap_flags2`, which are then 0.
+/// or driver before rdma-core 21 does not write `flags` and `port_cap_flags2`, which are then 0.
 ///
 /// # Safety
 /// The context is open, and there is room for the attributes.

@@ -57,8 +57,8 @@ impl Library {
     }
 }
 
-/// The address of a function in the given version. libibverbs has two versions of some functions,
-/// for programs that were linked to it before 2007.
+/// The address of a function in the given version. libibverbs has two versions of some functions.
+/// The older version is for programs that were linked before 2007.
 #[cfg(target_env = "gnu")]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: the handle is open and both are strings; looking a symbol up does not use it.

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint};
 use crate::macros::{enums, opaque};
 
 enums! {
-    /// Whether a port carries data.
+    /// The state of a port.
     ibv_port_state: std::ffi::c_uint {
         IBV_PORT_NOP = 0,
         IBV_PORT_DOWN = 1,
@@ -24,7 +24,7 @@ opaque! {
     _compat_ibv_port_attr,
 }
 
-/// The attributes of ibv_query_port(3) in version 22. Newer versions have one more field, and do
+/// The attributes of ibv_query_port(3) in rdma-core 22. Newer versions have one more field, and do
 /// not write that field if they get the size of this struct.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

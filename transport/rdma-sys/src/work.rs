@@ -130,7 +130,7 @@ pub union ibv_send_wr_rest {
     pub tso: ibv_send_wr_tso,
 }
 
-/// A request to send or to write.
+/// A request to a send queue, such as a SEND or a WRITE.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr {

@@ -76,8 +76,8 @@ fn work_goes_to_the_driver_of_the_context() {
     }
 }
 
-/// Without the context's function, the library's function is called. It is not loaded here, and so
-/// fails.
+/// Without the context's function, the library's function is called. The library is not loaded
+/// here, so this call fails.
 #[test]
 fn a_port_is_asked_by_the_way_that_the_context_has() {
     let mut outer = verbs_context {
