@@ -93,8 +93,8 @@ impl LendableBytes {
         self.counted.len == 0
     }
 
-    /// Returns the bytes. The returned bytes keep the memory alive, but not its registration, and
-    /// do not count as lent.
+    /// Returns the bytes. A clone of them keeps the memory alive, but not its registration, and
+    /// does not count as lent.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.bytes()
     }

@@ -149,9 +149,9 @@ impl Pool {
         (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
     }
 
-    /// Deregisters control memory that has been unused for at least a second, by the caller's clock
-    /// `now`. Memory that was used more recently stays registered for the next connection. Does
-    /// almost nothing if the last trim was less than a second ago.
+    /// Deregisters control memory that has been unused for at least a second at `now`, a time of
+    /// the caller's clock. Memory that was used more recently stays registered for the next
+    /// connection. Does almost nothing if the last trim was less than a second ago.
     pub fn trim(&self, now: Instant) {
         self.0.control.trim(Some(now));
     }

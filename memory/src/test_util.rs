@@ -65,7 +65,7 @@ impl ChangingBuf {
     /// Writes a byte.
     ///
     /// # Panics
-    /// There is no byte there.
+    /// If the buffer has no filled byte at `at`.
     pub fn write(&self, at: usize, byte: u8) {
         assert!(at < self.0.len());
         let byte_at =
@@ -184,8 +184,8 @@ impl SharedArena {
     }
 }
 
-/// A [`Buf`] for a parser of bytes that landed in an arena. Panics if it exposes a byte of the
-/// arena itself.
+/// A [`Buf`] for a parser of bytes that landed in an arena. Panics if the buffer under test exposes
+/// a byte of the arena itself.
 #[derive(Debug)]
 pub struct Watched<'a, B> {
     /// The buffer under test.

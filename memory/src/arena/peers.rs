@@ -6,7 +6,7 @@
 //! | memory is wanted for | it comes from |
 //! |---|---|
 //! | a peer | a free slot of its arenas; a new arena for it, while the arenas for peers take at most three quarters of the budget; the common arenas, of which nothing is lent |
-//! | no particular peer | a free slot of the common arenas; a new one |
+//! | no particular peer | a free slot of the common arenas; a new common arena |
 //!
 //! A new arena may replace arenas without a slot in use, even arenas for other peers. A request
 //! that has to wait joins the single queue of the common arenas.

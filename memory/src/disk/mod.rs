@@ -4,7 +4,7 @@
 //!
 //! | state of a piece of work | its memory belongs to | becomes |
 //! |---|---|---|
-//! | queued: the ring is full | the work | posted, when another ends |
+//! | queued: the ring is full | the work | posted, when other work ends |
 //! | posted | the work; the kernel reads or writes it (R10) | posted again after EINTR and EAGAIN; done |
 //! | done | whoever holds the [`Transfer`]; nobody if that has been dropped | |
 //!

@@ -55,8 +55,8 @@ pub(crate) struct LandingBudget {
     pub(super) others_wait: OthersWait,
 }
 
-/// True if any pool's budget may be lowered at present. While this flag is false, a thread that
-/// deregisters memory does not look for lowered budgets.
+/// False only while no pool's budget is lowered. A thread that deregisters memory then does not
+/// look for lowered budgets.
 pub(super) static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {

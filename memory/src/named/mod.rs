@@ -170,7 +170,8 @@ impl NamedBuffer {
 
     /// Returns the owner. This function succeeds only once. If the buffer keeps a registration,
     /// this function closes the buffer and ends the registration first. If a dedicated thread ends
-    /// it, this call returns [`InUse::Claimed`], and a call after the end succeeds.
+    /// the registration, this call returns [`InUse::Claimed`], and a later call succeeds once the
+    /// registration has ended.
     ///
     /// Returns [`InUse`] if the buffer is in use. The owner then stays in the buffer.
     ///

@@ -8,7 +8,7 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// The size in bytes of the smallest page on any architecture.
 const MIN_PAGE: usize = 4096;
 
-/// Which pages a pool uses.
+/// The kind of pages that a pool uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
     /// Ordinary pages.

@@ -8,7 +8,7 @@
 //! | the device | peers use | which is random in | bits | a guess at a chunk of 2^k bytes succeeds once in |
 //! |---|---|---|---|---|
 //! | uses the iova of `ibv_reg_mr_iova` | the iova, by [`random_iova`] | all 64 bits | 52 | 2^(64-k) |
-//! | ignores it (Soft-iWARP) | the virtual address, by [`map_at_random`] | the user address space, 2^47 bytes on x86-64 | 35 | 2^(47-k) |
+//! | ignores the iova (Soft-iWARP) | the virtual address, by [`map_at_random`] | the user address space, 2^47 bytes on x86-64 | 35 | 2^(47-k) |
 //!
 //! The bits are counted in the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
 //! keeps its offset within a huge page, for devices and kernels that use larger pages. Its address

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use std::{fs, io, thread};
 
-/// If this variable is set in the environment of a test program, each of its threads gets SIGPROF
-/// every millisecond, from the start.
+/// If this variable is set in the environment of a test program, the threads of the program get
+/// SIGPROF every millisecond, from the start.
 pub const SIGNALS: &str = "TONIC_RDMA_TEST_SIGNALS";
 /// The period of the signals.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -138,7 +138,7 @@ fn filter(call: libc::c_long, first: Option<i32>, errno: i32) -> io::Result<()> 
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends SIGPROF to each thread of this process every millisecond, like a profiler, until the
+/// Sends SIGPROF to each other thread of this process every millisecond, like a profiler, until the
 /// process ends. The kernel does not restart system calls that the signal interrupts.
 ///
 /// # Errors
