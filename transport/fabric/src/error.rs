@@ -117,8 +117,8 @@ pub enum FabricError {
     NoActivePort {
         /// The name of the device.
         device: String,
-        /// The state of the port that has the address, or of the device's first port. A
-        /// [`HostSnapshot`](crate::HostSnapshot) always reports `Down`.
+        /// The state of the port that has the address, or of the device's first port. In an error
+        /// from a [`HostSnapshot`](crate::HostSnapshot), the state is always `Down`.
         state: PortState,
     },
     /// The network interface of the address to be used is down or has no carrier, although a port

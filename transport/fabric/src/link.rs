@@ -327,7 +327,7 @@ pub trait Link: Send + 'static {
     }
 
     /// Continues the wait that the last message ended. Call this function if everything that
-    /// [`poll`](Link::poll) has just reported only concerns the transport, so that no task answers
+    /// [`poll`](Link::poll) has just reported concerns only the transport, so that no task answers
     /// it.
     fn wait_goes_on(&mut self) {}
 

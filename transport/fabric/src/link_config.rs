@@ -34,9 +34,10 @@ pub struct LinkConfig {
     /// The size in bytes of the staging area after the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
-    /// four. If memory is short, a connection gets a queue of 8 requests. Default 31: at 400 Gb/s,
-    /// 31 WRITEs of 64 KiB take 40 us. Soft-RoCE rounds the size of a queue up to a power of two
-    /// and leaves one place empty. On Soft-RoCE this queue takes 20 KiB of the process's memory.
+    /// four. If memory is short, a connection gets a queue of at most 8 requests. Default 31: at
+    /// 400 Gb/s, 31 WRITEs of 64 KiB take 40 us. Soft-RoCE rounds the size of a queue up to a power
+    /// of two and leaves one place empty. On Soft-RoCE this queue takes 20 KiB of the process's
+    /// memory.
     pub send_queue: u32,
     /// Longest payload in bytes that should travel inside the work request itself. The device may
     /// grant less, as [`Caps::max_inline`](crate::Caps::max_inline) says. Default 256.

@@ -1,7 +1,7 @@
 //! The send queue, which tracks the work requests in flight, their signals, and the memory that
 //! they own.
 //!
-//! A queue pair completes its work in order, and only reports completions of signalled requests.
+//! A queue pair completes its work in order, and reports completions of signalled requests only.
 //! Such a completion covers all earlier requests. A request's place and memory become free when its
 //! own completion or a later completion is reported.
 

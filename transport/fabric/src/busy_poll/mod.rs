@@ -12,8 +12,8 @@
 //! slept, and less another wake-up if the peer slept and had to be woken. So two ends that sleep
 //! learn that both could poll, without having to try. There are two [`WaitEstimate`]s: one for
 //! waits that follow a SEND, and one for waits that follow a received message. So a server that
-//! works for long before it answers does not poll while it works, but may poll for the next
-//! request. A message that only concerns the transport, such as a grant, changes nothing: an end
+//! works for a long time before it answers does not poll while it works, but may poll for the next
+//! request. A message that concerns only the transport, such as a grant, changes nothing: an end
 //! that waited for an answer still waits for that answer.
 //!
 //! | expected wait | what the end does |
@@ -31,7 +31,7 @@
 //! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not extended |
 //! | Sleeping | later SEND, after a long wait | as for a first SEND |
 //! | Sleeping | message | Ready |
-//! | Ready | the message only concerned the transport | as before the message: Idle, or Ready for the same wait |
+//! | Ready | the message concerned only the transport | as before the message: Idle, or Ready for the same wait |
 //!
 //! In the long run, unsuccessful polls of all links of a process together take at most 1 /
 //! [`DIVISOR`] of one processor. When this budget is used up, an end whose last poll was successful

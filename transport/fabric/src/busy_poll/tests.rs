@@ -425,7 +425,7 @@ fn no_more_than_the_poll_is_charged() {
     end.pass(Duration::from_secs(1));
     assert_eq!(end.on_empty(true, || false), PollStep::Sleep);
     assert_eq!(end.machine.vain.get(), cost * PRICE);
-    // The same holds if a handler had the processor for long before it answered.
+    // The same holds if a handler had the processor for a long time before it answered.
     end.received();
     assert_eq!(end.on_empty(true, || false), PollStep::PollAgain);
     end.pass(Duration::from_secs(1));

@@ -37,9 +37,9 @@ impl DeviceContext {
 /// Counters of a link's work since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShmStats {
-    /// Messages sent.
+    /// Number of messages sent.
     pub sends: u64,
-    /// WRITEs, each of which is one copy.
+    /// Number of WRITEs, each of which is one copy.
     pub writes: u64,
     /// The number of bytes that WRITEs have copied.
     pub write_bytes: u64,

@@ -32,7 +32,8 @@ fn read_in_child(read: fn(), delay: Duration) -> bool {
         std::hint::spin_loop();
     }
     let child = fork(|| {
-        // SAFETY: takes a number; it ends the child if the value is never made.
+        // SAFETY: the call takes only a number. The alarm ends the child if the value is never
+        // made.
         unsafe { libc::alarm(LIMIT_SECONDS) };
         read();
     });

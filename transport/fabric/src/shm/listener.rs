@@ -133,7 +133,7 @@ fn is_limit(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| LIMITS.contains(&errno))
 }
 
-/// Returns a number that a peer can only know by reading the message that carries it.
+/// Returns a number that a peer can learn only from the message that carries it.
 fn nonce() -> u64 {
     static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -143,8 +143,8 @@ impl ShmDevice {
         })
     }
 
-    /// Returns a registrar that makes landing chunks known, so that they can be given to peers. The
-    /// registrar pins nothing.
+    /// Returns a registrar that adds landing chunks and lendable regions to the device's table, so
+    /// that they can be offered to peers. The registrar pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::new(ShmRegistrar(self.0.table.clone()))
     }

@@ -118,7 +118,7 @@ impl Directory {
         self.each_end(device, SimEnd::wake);
     }
 
-    /// Ends all links of a device, with retries exceeded.
+    /// Ends all links of a device with the status `RetryExceeded`.
     pub(super) fn cut(&self, device: &Arc<DeviceState>) {
         self.each_end(device, |end| {
             end.end(EndReason::Failed(Verb::SendOrWrite, Status::RetryExceeded))

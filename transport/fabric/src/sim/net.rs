@@ -220,8 +220,8 @@ impl SimDevice {
         self.state.faults.set_lose_accepts(count);
     }
 
-    /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect
-    /// when the links are dropped.
+    /// Fault: all links of this device die now, with the status `RetryExceeded`. Their peers see a
+    /// disconnect when the links are dropped.
     pub fn cut(&self) {
         self.directory.cut(&self.state);
     }

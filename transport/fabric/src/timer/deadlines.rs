@@ -53,8 +53,8 @@ static RUNTIMES: PerProcess<Mutex<Runtimes>> = PerProcess::new(Mutex::default);
 /// Maximum wait, 68 years. Longer waits are shortened to this length.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);
 
-/// A wait may be longer by `1 / SLACK` of its length. So the waits of thousands of connections end
-/// together. Otherwise each wait would cost three system calls.
+/// A wait may be longer than requested, by up to `1 / SLACK` of its length. So the waits of
+/// thousands of connections end together. Otherwise each wait would cost three system calls.
 const SLACK: u64 = 32;
 
 /// A deadline, and the timer that it belongs to.

@@ -1,5 +1,5 @@
-//! Brings a link up. Firmware takes long for some of the calls, so these calls run on threads that
-//! may block.
+//! Brings a link up. Firmware needs a long time for some of the calls, so these calls run on
+//! threads that may block.
 //!
 //! | side | step of the queue pair | runs on |
 //! |---|---|---|
@@ -129,8 +129,8 @@ impl VerbsLink {
 pub(super) struct PendingLink {
     /// The link, until `into_link` or `drop` takes it.
     link: ManuallyDrop<VerbsLink>,
-    /// The pool with the link's memory. The attempt may have been the pool's only user. The pool is
-    /// taken together with the link.
+    /// The pool with the link's memory. `drop` trims the pool, because the attempt may have been
+    /// its only user. The pool is taken together with the link.
     pool: Option<Pool>,
 }
 

@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(refused.to_string(), text);
         assert!(is_device_removed(&of_attempt(refused, NAME, true)));
         assert!(is_device_removed(&of_attempt(device(libc::ENODEV), NAME, false)));
-        // Soft-iWARP refuses work once TCP has ended.
+        // Soft-iWARP refuses work once its TCP connection has ended.
         let gone = device(libc::ENOTCONN);
         let step = ConnectStep::LongPacket;
         assert!(matches!(gone, ConnectError::PeerGone { step: s, .. } if s == step), "{gone}");

@@ -100,8 +100,8 @@ pub struct VerbsLink {
 const NEW_SILENCE: Duration = Duration::from_secs(2);
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1).
-    /// [`established`](VerbsLink::established) reads the local address again.
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The local
+    /// address may be preliminary: [`established`](VerbsLink::established) reads it again.
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,

@@ -47,7 +47,7 @@ struct VerbsRegion {
     device: Arc<DeviceContext>,
 }
 
-// SAFETY: libibverbs is thread-safe; the region is only deregistered, once.
+// SAFETY: libibverbs is thread-safe; the only call on the region deregisters it, once.
 unsafe impl Send for VerbsRegion {}
 // SAFETY: &VerbsRegion gives three numbers.
 unsafe impl Sync for VerbsRegion {}

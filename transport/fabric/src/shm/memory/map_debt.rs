@@ -114,7 +114,7 @@ impl MapCost {
         MapCost { process, bytes: len.saturating_add(PER_FILE), used: AtomicU64::new(0) }
     }
 
-    /// The cost of a file whose pages are checked, but only mapped when they are written to.
+    /// The cost of a file whose pages are checked now, but mapped only when they are written to.
     pub(crate) fn unpopulated(process: PeerProcess, len: u64) -> MapCost {
         MapCost::populated(process, len / UNPOPULATED)
     }

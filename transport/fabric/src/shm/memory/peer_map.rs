@@ -284,8 +284,8 @@ impl PeerMap {
     ) -> io::Result<Arc<PeerMap>> {
         let stat = fstat(&file)?;
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
-        // The lock is held while the file is mapped, which may take long. The lock delays only
-        // threads that map the same file.
+        // The lock is held while the file is mapped, which may take a long time. The lock delays
+        // only threads that map the same file.
         let mut lent = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = lent.upgrade().filter(|map| map.len() == len) {
             // The peer is charged for the thread that was woken.

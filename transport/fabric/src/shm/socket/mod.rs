@@ -430,8 +430,8 @@ impl ListenSocket {
 }
 
 impl Drop for ListenSocket {
-    /// From now on nobody can connect. Connections that were not accepted are closed with the
-    /// socket. Such connections may have sent descriptors.
+    /// From now on nobody can connect. The socket is closed on a thread that may block, because
+    /// connections that were not accepted are closed with it, and may have sent descriptors.
     fn drop(&mut self) {
         let Some(fd) = self.0.take().map(AsyncFd::into_inner) else { return };
         let _ = shutdown(&fd, Shutdown::Both);

@@ -19,7 +19,7 @@
 //! A number is valid only for the process that sends it. The process is identified by its pid and
 //! start time, which were checked while a pidfd showed that the process lives (`same_user`). So
 //! neither a child of that process nor a later process with the same pid can join the channels of
-//! that process, and a process can only name its own channels. A process that executes another
+//! that process, and a process can name only its own channels. A process that executes another
 //! program (exec(2)) stays the same process. So numbers begin at a random number, which keeps the
 //! new program from naming a channel of the old program. A page that is sent must also be the page
 //! that is known for the number.

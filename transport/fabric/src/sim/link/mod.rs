@@ -56,7 +56,7 @@ pub struct SimLink {
     sq: SendQueue,
     /// Work that is queued until the doorbell rings.
     queued: Vec<SimWorkRequest>,
-    /// Work after the doorbell that is not delivered yet.
+    /// Work whose doorbell has rung, but that is not delivered yet.
     in_flight: VecDeque<SimWorkRequest>,
     /// Delivered work whose completion has not been reported yet, with the delay of that
     /// completion.

@@ -23,8 +23,8 @@
 //!
 //! When librdmacm reads certain events of an id, it also moves the id's queue pair to another
 //! state. So an id forgets its queue pair before the queue pair is destroyed, while nobody reads
-//! events ([`CmId::forget_queue_pair`]). The queue pair is destroyed afterwards, which may take
-//! long on Soft-iWARP.
+//! events ([`CmId::forget_queue_pair`]). The queue pair is destroyed afterwards, which may take a
+//! long time on Soft-iWARP.
 //!
 //! | state of a hub | events are read by | a wait for an event |
 //! |---|---|---|

@@ -110,7 +110,7 @@ impl AsyncEvents {
     }
 }
 
-/// Whether the contents of a snapshot of the host may have changed.
+/// Whether an event of this kind means that the contents of a host snapshot may have changed.
 fn changes_host(kind: std::ffi::c_uint) -> bool {
     use event_type::*;
     matches!(

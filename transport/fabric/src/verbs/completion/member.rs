@@ -146,7 +146,7 @@ impl CqMember {
 }
 
 /// Wakes other members and hands completions to `own`. The caller must not hold the lock, because
-/// wakers and `own` may run any code and take long.
+/// wakers and `own` may run any code and take a long time.
 fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
     wake_all(wake);
     taken.drain(..).for_each(|completed| own(&completed));
