@@ -1,8 +1,7 @@
 //! A pool of pinned memory.
 //!
-//! A device can only read and write registered memory. Registering is slow, because it pins pages.
-//! So the pool maps and registers memory in large regions, within budgets, and hands out parts of
-//! them.
+//! A device can access registered memory only. Registering is slow, because it pins pages. So the
+//! pool maps and registers memory in large regions, within budgets, and hands out parts of them.
 //!
 //! | memory for | is allocated by | as |
 //! |---|---|---|

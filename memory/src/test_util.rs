@@ -70,8 +70,8 @@ impl ChangingBuf {
         assert!(at < self.0.len());
         let byte_at =
             std::ptr::with_exposed_provenance_mut::<AtomicU8>(self.0.addr() as usize + at);
-        // SAFETY: the byte lies in the filled part of the buffer, which lives as long as self. It
-        // is written through atomics only; the readers have a mapping of their own.
+        // SAFETY: the byte lies in the filled part of the buffer, which lives as long as self. The
+        // byte is written through atomics only; the readers have a mapping of their own.
         unsafe { &*byte_at }.store(byte, Ordering::Relaxed);
     }
 }
@@ -98,8 +98,8 @@ impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
         let reader = &self.0.reader;
         // SAFETY: the mapping is `len` bytes long, zeroed when it was made, and lives as long as
-        // this value. It is meant to change while it is read; this process writes to it through
-        // another mapping only.
+        // this value. The memory is meant to change while it is read; this process writes to it
+        // through another mapping only.
         unsafe { std::slice::from_raw_parts(reader.ptr().as_ptr(), reader.len()) }
     }
 }
@@ -246,7 +246,7 @@ impl MappedFile {
 
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as this value. Tests expect that it changes.
+        // SAFETY: the mapping lives as long as this value. Tests expect that its bytes change.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

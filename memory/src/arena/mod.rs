@@ -333,7 +333,8 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
-        // An arena consists of whole slots and of whole pages. Both sizes are powers of two.
+        // An arena consists of whole slots and of whole pages. The sizes of a slot and of a page
+        // are powers of two.
         let unit = slot.max(self.page);
         let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
         let arena = match self.map_arena(arenas, bytes, slot, seen) {

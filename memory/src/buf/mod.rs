@@ -222,8 +222,8 @@ unsafe impl BufMut for PinnedBuf {
 
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         let rest = self.remaining_mut();
-        // SAFETY: len..capacity lies within the slot, which this value owns (R8). It is treated as
-        // uninitialized.
+        // SAFETY: len..capacity lies within the slot, which this value owns (R8). The range is
+        // treated as uninitialized.
         let slice = unsafe {
             let start = self.slot.ptr().as_ptr().add(self.len).cast::<MaybeUninit<u8>>();
             std::slice::from_raw_parts_mut(start, rest)

@@ -88,7 +88,8 @@ impl Chunk {
         }
     }
 
-    /// Subtracts a piece of `bytes` bytes, which the application does not hold, from the counters.
+    /// Subtracts a piece of `bytes` bytes from the counters, because the application does not hold
+    /// the piece, or no longer holds it.
     fn uncount(&self, bytes: usize) {
         let (waiter, counters) = (self.waiter(), &self.ledger().counters);
         let unpinned = match self.n_held.fetch_sub(1, AcqRel) {

@@ -185,7 +185,7 @@ impl NamedLease {
 }
 
 impl Landing {
-    /// Whether a peer can write to this buffer. A peer that has to map a file can only write to a
+    /// Whether a peer can write to this buffer. A peer that has to map a file can write only to a
     /// [`LandableBuf`](crate::LandableBuf) that is [kept
     /// registered](super::NamedBuffer::keep_registered), because a mapping cannot be revoked.
     pub fn can_name(&self, lease: &NamedLease) -> bool {

@@ -210,7 +210,7 @@ impl Mapping {
     }
 
     /// Asks the kernel to take further pages from a NUMA node while the node has free memory
-    /// (mbind(2), MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse this.
+    /// (mbind(2), MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse the call.
     pub(crate) fn prefer_node(&self, node: u32) {
         const BITS: usize = libc::c_ulong::BITS as usize;
         let mut nodes: [libc::c_ulong; 1024 / BITS] = [0; 1024 / BITS];
