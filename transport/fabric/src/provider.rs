@@ -174,7 +174,7 @@ impl Fabric {
         }
     }
 
-    /// Like [`open`](Fabric::open), but only opens a device that [`devices`](Fabric::devices) has
+    /// Like [`open`](Fabric::open), but opens only a device that [`devices`](Fabric::devices) has
     /// listed.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ macro_rules! flags {
     )*};
 }
 
-/// Declares structs that are only used through pointers.
+/// Declares structs that are used only through pointers.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident,)*) => {$(
         $(#[$doc])*

@@ -322,7 +322,7 @@ impl<M: Machine> BusyPoll<M> {
         polled
     }
 
-    /// Continues the wait that the last message ended, because the message only concerned the
+    /// Continues the wait that the last message ended, because the message concerned only the
     /// transport.
     pub(crate) fn wait_goes_on(&mut self) {
         if let PollState::Ready(WaitKind::Received) = self.state {

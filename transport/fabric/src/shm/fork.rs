@@ -13,7 +13,7 @@ use crate::shm::same_user::is_overflow_user;
 const PROCESSES: u32 = 100;
 /// The delays of the forks cover this time, in which a thread reads a file of /proc.
 const READING: Duration = Duration::from_micros(200);
-/// A child that takes longer waits for ever.
+/// A child that takes longer than this counts as waiting for ever.
 const LIMIT_SECONDS: u32 = 20;
 
 /// Reads the value in a child. A thread of the child's parent begins to read the value `delay`

@@ -11,7 +11,7 @@
 //! again. Slots become free in order, so the messages in use lie together, with at most one gap,
 //! which is shorter than a slot. For that gap the ring has memory for one more slot. Before a
 //! message would touch a new page, the sender checks whether all slots are free again, and if so
-//! goes back to the front. So a connection with few messages only needs the first pages of its
+//! goes back to the front. So a connection with few messages needs only the first pages of its
 //! ring, which stay in memory and in the processor's TLB when thousands of connections take turns.
 //!
 //! A message may refer to the key of a chunk that was sent over the socket. The sender publishes
@@ -188,7 +188,7 @@ impl<W: Words> Reader<W> {
     }
 
     /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
-    /// CHUNK messages without sending them only delays its own messages.
+    /// CHUNK messages without sending them delays only its own messages.
     pub(crate) fn awaits_chunk(&self, chunks: u64) -> bool {
         self.tail != self.read && self.chunks.wrapping_sub(chunks).cast_signed() > 0
     }

@@ -79,7 +79,7 @@ struct Posted {
     bytes: u32,
 }
 
-// SAFETY: the pointer is only used under the lock of the end that holds it, while the end's memory
+// SAFETY: the pointer is used only under the lock of the end that holds it, while the end's memory
 // is alive.
 unsafe impl Send for Posted {}
 

@@ -3,8 +3,8 @@
 //! The kernel's timer is set for the first deadline. A task of the runtime waits for the kernel's
 //! timer, and wakes the tasks whose deadlines have passed. A deadline that is not the first costs
 //! no system call. After a deadline is cancelled, the kernel's timer stays set, and the task finds
-//! nothing to do. Deadlines that are close together expire together, so a wait may be longer by its
-//! length divided by [`SLACK`].
+//! nothing to do. Deadlines that are close together expire together, so a wait may be longer by up
+//! to its length divided by [`SLACK`].
 //!
 //! | the timers of a runtime | event | next |
 //! |---|---|---|

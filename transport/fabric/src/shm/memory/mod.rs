@@ -401,7 +401,7 @@ mod tests {
         use rustix::fs::{FallocateFlags, fallocate};
         const LEN: u64 = 1 << 20;
         let keep = FallocateFlags::KEEP_SIZE;
-        // This file has as many blocks as it should have, but beyond its end.
+        // This file has as many blocks as it should have, but they lie beyond its end.
         let behind = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&behind, LEN).unwrap();
         fallocate(&behind, keep, LEN, 2 * LEN).unwrap();

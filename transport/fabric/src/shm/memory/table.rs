@@ -175,7 +175,7 @@ impl Registration for ShmRegistration {
     fn rkey(&self) -> u32 {
         self.key
     }
-    /// The virtual address. The address need not be secret, because a peer only reaches memory that
+    /// The virtual address. The address need not be secret, because a peer reaches only memory that
     /// its own link has given it.
     fn iova(&self) -> u64 {
         self.addr

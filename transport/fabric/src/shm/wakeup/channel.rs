@@ -744,7 +744,8 @@ mod tests {
         // channel. This rests on no rule.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: takes a number; it ends the child if a lock is never freed.
+            // SAFETY: the call takes only a number. The alarm ends the child if a lock is never
+            // freed.
             unsafe { libc::alarm(20) };
             drop(waiting);
             // SAFETY: ends this process, which has nothing to tidy up.

@@ -15,7 +15,7 @@
 //!
 //! One process makes both eventfds, with counters that begin at [`START`], which honest ends never
 //! use up. A peer that empties the counter of its own eventfd is not woken. A peer that fills the
-//! counter of this end's eventfd only delays wake-ups for its own connections, because the kernel
+//! counter of this end's eventfd delays only wake-ups for its own connections, because the kernel
 //! then does not report that the eventfd is writable. A peer that makes the kernel move the counter
 //! beyond its maximum (AIO, io_uring) causes an error that tokio treats as permanent, and the
 //! channel ends.

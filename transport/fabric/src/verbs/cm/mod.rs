@@ -269,7 +269,7 @@ impl CmId {
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         let mut mask = 0;
         attr.qp_state = state;
-        // SAFETY: the id is alive, and the call writes into both of the others.
+        // SAFETY: the id is alive, and the call writes into the other two arguments.
         check(unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attr, &mut mask) })?;
         // For RoCE the kernel sets private bits in the mask, which ibv_modify_qp refuses.
         // ucma_modify_qp_rtr of librdmacm also clears these bits.

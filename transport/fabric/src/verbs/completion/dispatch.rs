@@ -30,8 +30,8 @@ pub(crate) enum Armed {
     /// No completion.
     Not,
     /// Received messages and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). On Soft-RoCE an
-    /// error makes no event in this state, because `rxe_cq_post` in Linux checks only the packet's
-    /// bit. The probe of a silent peer finds such errors.
+    /// error makes no event in this state, because `rxe_cq_post` in Linux checks only whether the
+    /// packet is solicited. The probe of a silent peer finds such errors.
     Solicited,
     /// Any completion, solicited or not.
     All,
