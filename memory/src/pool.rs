@@ -345,7 +345,8 @@ impl Pool {
     }
 }
 
-/// Whether the error reports that descriptors or memory are short at the moment.
+/// Whether the error reports that the process or its host is short of descriptors or memory at the
+/// moment.
 fn is_shortage(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

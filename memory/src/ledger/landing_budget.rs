@@ -11,8 +11,8 @@
 //! |---|---|---|
 //! | as configured | the start | lowered: a chunk was needed and the process may not pin it |
 //! | lowered | | as configured: a pool of the process deregisters memory, or the limit allows a chunk again |
-//! | any | | paused: the limit allows a chunk, but the device has refused one, because other pools were faster |
-//! | paused | what is leased | lowered: a connection has [waited](crate::Landing::waited) for a while |
+//! | any | | paused, at what is leased: the limit allows a chunk, but the device has refused one, because other pools were faster |
+//! | paused | | lowered: a connection has [waited](crate::Landing::waited) for a while |
 //! | paused | | as configured: a pool of the process deregisters memory |
 //!
 //! # The wait for other pools

@@ -2,8 +2,8 @@
 //! in which messages land. So no task waits for this work.
 //!
 //! Mapping, zeroing and registering a chunk takes milliseconds, and freeing a chunk also takes
-//! milliseconds. Connections ask for chunks on a runtime's workers, while they hold their lock. So
-//! these jobs run on a thread of the pool if the [registrar is slow](crate::Registrar::is_slow).
+//! milliseconds. Connections ask for chunks on a runtime's workers, while the connection is locked.
+//! So these jobs run on a thread of the pool if the [registrar is slow](crate::Registrar::is_slow).
 //!
 //! | the thread | on | next |
 //! |---|---|---|

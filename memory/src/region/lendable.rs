@@ -1,5 +1,5 @@
 //! Application memory that peers on this host map: [`LandableBuf`], to which peers can write, and
-//! [`LendableBuf`], which can be lent to peers.
+//! [`LendableMemory`], which can be lent to peers.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -334,7 +334,7 @@ mod tests {
         assert!(buf.iter().all(|byte| *byte == 0) && buf.len() == 5000);
         buf[4990..].fill(7);
         let again = Mapping::again(5000_usize.next_multiple_of(page()), buf.file()).unwrap();
-        // SAFETY: the mapping has more bytes than this, and nobody writes to them now.
+        // SAFETY: the byte lies in the mapping, and nobody writes to it now.
         assert_eq!(unsafe { again.ptr().add(4999).read() }, 7, "a peer sees another file");
         // SAFETY: as above.
         unsafe { again.ptr().add(1).write(5) };

@@ -315,7 +315,8 @@ mod tests {
         }
     }
 
-    /// Returns when transparent huge pages of 2 MiB are used: `always`, on `madvise`, or `never`.
+    /// Returns the kernel's setting for transparent huge pages of 2 MiB: `always`, `madvise` or
+    /// `never`.
     #[cfg(not(miri))]
     fn when_huge() -> String {
         let read = |file: &str| {

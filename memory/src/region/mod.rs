@@ -9,7 +9,7 @@
 //! | `file_limit` | RLIMIT_FSIZE, and signals that interrupt system calls |
 //! | `lendable` | application memory that peers on this host can write to, or that can be lent to them |
 //!
-//! Systems other than Linux only have ordinary memory, which no peer maps. On these systems, the
+//! Systems other than Linux have only ordinary memory, which no peer maps. On these systems, the
 //! files in `elsewhere` replace the files of the same names.
 
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/file_limit.rs")]

@@ -1,4 +1,4 @@
-//! Addresses of registered memory on systems other than Linux, which only have simulated devices.
+//! Addresses of registered memory on systems other than Linux, which have only simulated devices.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
