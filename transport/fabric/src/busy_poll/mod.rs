@@ -24,7 +24,7 @@
 //! | state | event | next state |
 //! |---|---|---|
 //! | Idle | message, or something sent | Ready; Sleeping after a SEND if a long wait is expected |
-//! | Ready | queue empty | Polling; Sleeping if a long wait is expected; Idle if the peer shares the processor |
+//! | Ready | queue empty | Polling; Sleeping if a long wait is expected or the budget allows no poll; Idle if the peer shares the processor |
 //! | Polling | message | Ready |
 //! | Polling | poll time over, or the peer shares the processor now | Sleeping |
 //! | Polling, Sleeping | first SEND since a message came | Ready, or Sleeping if a long wait is expected |

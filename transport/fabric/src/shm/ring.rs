@@ -288,7 +288,7 @@ pub(crate) struct Writer<W> {
     head: u64,
     /// The offset of the next message, if the message fits there. A multiple of [`LINE`].
     next: usize,
-    /// The end of the bytes written since pages were last freed.
+    /// The end of the bytes written since `rest` last found the ring empty.
     reach: usize,
     /// Number of CHUNK messages sent.
     chunks: u64,
