@@ -150,14 +150,16 @@ impl Pool {
     }
 
     /// Deregisters control memory that has been unused for at least a second at `now`, a time of
-    /// the caller's clock. Memory that was used more recently stays registered for the next
-    /// connection. Does almost nothing if the last trim was less than a second ago.
+    /// the caller's clock, except small blocks that share a page. Memory that was used more
+    /// recently stays registered for the next connection. Does almost nothing if the last trim was
+    /// less than a second ago.
     pub fn trim(&self, now: Instant) {
         self.0.control.trim(Some(now));
     }
 
-    /// Deregisters all unused control memory at once. Call this function when a connection ends,
-    /// because perhaps no other connection is left that calls [`trim`](Pool::trim) later.
+    /// Deregisters all unused control memory at once, except small blocks that share a page. Call
+    /// this function when a connection ends, because perhaps no other connection is left that calls
+    /// [`trim`](Pool::trim) later.
     pub fn trim_now(&self) {
         self.0.control.trim(None);
     }

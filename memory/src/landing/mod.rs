@@ -97,24 +97,25 @@ impl Landing {
         }
     }
 
-    /// Allocates one contiguous piece of `want` bytes. If no such piece is free, the piece is
-    /// shorter, with at least `min` bytes. Both lengths are rounded up to 4 KiB. If the leased
-    /// chunks have no room for `want` bytes, leases another chunk within the landing budget. While
-    /// another connection claims memory, this connection's [share](Landing::share) must also allow
-    /// the chunk. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
+    /// Allocates one contiguous piece of `want` bytes or, if that is not possible now, a shorter
+    /// piece of at least `min` bytes. Both lengths are rounded up to 4 KiB. If the leased chunks
+    /// have no room for `want` bytes, first tries to lease another chunk within the landing budget.
+    /// While another connection claims memory, this connection's [share](Landing::share) must also
+    /// allow the chunk. A chunk has room for several pieces of `want` bytes, or is as long as the
+    /// piece.
     ///
     /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
     /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
     /// when the chunk is made. In all other cases, this call makes the chunk.
     ///
-    /// Returns `None` if no such piece is free now. The connection then waits: the waker given to
-    /// [`Landing::register_waker`] is woken when memory that may help becomes free. If the
-    /// connection has at most three quarters of its share, and the missing chunk fits into the
-    /// share, the connection also claims memory. [`Landing::others_claim`] is then true for the
-    /// other connections. The connection waits until the next call returns a piece or an error, or
-    /// until [`Landing::stop_waiting`]. The connection also waits if other pools of the process
-    /// hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// Returns `None` if not even a piece of `min` bytes is free now. The connection then waits:
+    /// the waker given to [`Landing::register_waker`] is woken when memory that may help becomes
+    /// free. If the connection has at most three quarters of its share, and the missing chunk fits
+    /// into the share, the connection also claims memory. [`Landing::others_claim`] is then true
+    /// for the other connections. The connection waits until the next call returns a piece or an
+    /// error, or until [`Landing::stop_waiting`]. The connection also waits if other pools of the
+    /// process hold all memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it, the device did not register
@@ -223,9 +224,9 @@ impl Landing {
 
     /// Reports that this connection has waited for memory until `now` (on the caller's clock). Call
     /// this function several times a second while [`alloc`](Landing::alloc) finds no memory. These
-    /// calls bound the wait for memory that only other pools of the process hold. If no other pool
-    /// returns memory for two seconds, and this pool has no landing memory, `alloc` returns an
-    /// error.
+    /// calls bound the wait for memory that only other pools of the process hold. If no pool of the
+    /// process returns memory for two seconds, and this pool has no landing memory, `alloc` returns
+    /// an error.
     pub fn waited(&self, now: Instant) {
         self.ledger.waited(now);
     }

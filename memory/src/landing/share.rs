@@ -74,10 +74,10 @@ impl Landing {
         }
     }
 
-    /// Selects the chunks to reclaim while another connection claims memory and this connection has
-    /// more than its share. Call this function while [`others_claim`](Landing::others_claim) is
-    /// true, and once more after it has become false. [`LandingBuf::is_reclaiming`] returns whether
-    /// the chunk of a granted piece is selected, and
+    /// Selects the chunks to reclaim if this connection has more than its share while another
+    /// connection claims memory, or if another connection starves. Call this function while
+    /// [`others_claim`](Landing::others_claim) is true, and once more after it has become false.
+    /// [`LandingBuf::is_reclaiming`] returns whether the chunk of a granted piece is selected, and
     /// [`return_reclaimed`](Landing::return_reclaimed) returns the chunks that are free.
     pub fn enforce_share(&mut self) -> Reclaim {
         self.collect();

@@ -130,7 +130,7 @@ impl Ledger {
     }
 
     /// The number of bytes that the waiter's owner may lease, including bytes that are leased
-    /// already: its share, or more while no other connection claims memory.
+    /// already: its share, or more while no other connection claims memory, and at most its limit.
     pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
         let waiters = self.landing_waiters();
         let share = waiters.share(self.landing_budget());

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | unknown to the device | bytes of it are looked up | being registered, on a thread if the device is slow |
 //! | being registered | the device has registered it | registered |
-//! | being registered | the device or the limit refuses | refused |
+//! | being registered | the device or the limit refuses, or no thread can be started | refused |
 //! | refused | bytes of it are looked up, [`RETRY`] later | being registered |
 //! | any of these | the arena is removed | deregistered, and then unmapped |
 
