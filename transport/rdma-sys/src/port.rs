@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint};
 use crate::macros::{enums, opaque};
 
 enums! {
-    /// The state of a port.
+    /// Whether a port is down, is being configured, or can carry data.
     ibv_port_state: std::ffi::c_uint {
         IBV_PORT_NOP = 0,
         IBV_PORT_DOWN = 1,
