@@ -235,14 +235,8 @@ clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace $(UNNAMED:%=--test=%) -- -D warnings
 
-# Each crate is documented with the features with which `features` lints it, so that compiled crates
-# are used again.
-docs: packages ## build the API documentation; a warning is an error
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	for crate in memory proto codec fabric doctor channelz; do \
-	    RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma-$$crate || exit; \
-	done
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma
+docs: packages ## build the API documentation as docs.rs does; a warning is an error
+	scripts/check-docs
 
 features: packages ## lint the library with each cargo feature by itself, with none and with all
 	scripts/check-features

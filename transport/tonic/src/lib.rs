@@ -168,6 +168,7 @@ pub use tonic::transport::channel::Change;
 #[doc(no_inline)]
 pub use tonic::transport::{Body, Error, Uri};
 #[cfg(feature = "_tls-any")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 #[doc(no_inline)]
 pub use tonic::transport::{
     Certificate, CertificateDer, ClientTlsConfig, Identity, ServerTlsConfig,

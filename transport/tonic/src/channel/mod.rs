@@ -8,8 +8,7 @@
 // | `attempt` | one attempt at the fast path |
 // | `rails` | the connections of one channel, each over separate devices |
 // | `backoff` | pauses between attempts |
-// | `balanced` | the queue in front of a balancer over many endpoints |
-// | `balance` | constructors of channels over many endpoints |
+// | `balance`, `balanced` | constructors of channels over many endpoints; the queue of a balancer |
 // | `health` | leaves out endpoints that cannot be connected to |
 // | `observer` | shows the connections to an operator |
 // | `into_tonic` | a channel of tonic's type that calls through ours |
@@ -48,6 +47,7 @@ use tonic::body::Body;
 #[doc(no_inline)]
 pub use tonic::transport::channel::Change;
 #[cfg(feature = "_tls-any")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
 use tonic_rdma_memory::{Forked, Owned, Pool, throttled};

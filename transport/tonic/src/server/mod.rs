@@ -41,5 +41,6 @@ pub use tonic::transport::server::UdsConnectInfo;
 #[doc(no_inline)]
 pub use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 #[cfg(feature = "_tls-any")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 #[doc(no_inline)]
 pub use tonic::transport::server::{ServerTlsConfig, TlsConnectInfo};

@@ -21,6 +21,7 @@ impl<L> Server<L> {
     /// The configuration is invalid, for example a certificate or key, or the program has no
     /// cryptography ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
+    #[cfg_attr(docsrs, doc(cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
     pub fn tls_config(
         mut self,
         tls_config: tonic::transport::ServerTlsConfig,
