@@ -217,6 +217,10 @@ impl Pool {
     /// The device only reads the memory, which need not be page-aligned. Blocks until the pages are
     /// pinned.
     ///
+    /// If the memory is mapped from a file, nobody may truncate the file until the memory is
+    /// dropped. Otherwise the process ends with SIGBUS, as with any other code that reads such a
+    /// mapping (mmap(2)). Nobody can truncate a memory file that is sealed with F_SEAL_SHRINK.
+    ///
     /// # Errors
     /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beyond the memory that the
     /// pool may use. [`RegionError::Overlap`] if a part of the given memory is registered already,

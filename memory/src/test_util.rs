@@ -5,7 +5,6 @@
 pub mod process;
 
 use std::io;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -211,49 +210,5 @@ impl<B: Buf> Buf for Watched<'_, B> {
 
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {
         self.buf.copy_to_bytes(len)
-    }
-}
-
-/// A file that is mapped shared and read-only. Somebody may truncate it.
-#[derive(Debug)]
-pub struct MappedFile {
-    at: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is read only, and is unmapped by its owner alone.
-unsafe impl Send for MappedFile {}
-// SAFETY: as above.
-unsafe impl Sync for MappedFile {}
-
-impl MappedFile {
-    /// Maps the first `len` bytes of a file.
-    ///
-    /// # Errors
-    /// mmap(2) fails.
-    pub fn new(file: &std::fs::File, len: usize) -> io::Result<MappedFile> {
-        use std::os::fd::AsRawFd;
-        let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, read, shared, file.as_raw_fd(), 0) };
-        match NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED) {
-            Some(at) => Ok(MappedFile { at, len }),
-            None => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl AsRef<[u8]> for MappedFile {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as this value. Tests expect that its bytes change.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for MappedFile {
-    fn drop(&mut self) {
-        // SAFETY: nobody has a reference into the mapping any more.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }

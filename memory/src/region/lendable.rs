@@ -16,8 +16,8 @@ use crate::region::page::{HugePages, page};
 /// [`NamedBuffer`](crate::NamedBuffer), this memory receives messages over shared memory without
 /// another copy.
 ///
-/// The file has a fixed length, and begins as zeros. Children of fork(2) do not have the file
-/// mapped.
+/// The file has a fixed length, which no peer can change, and begins as zeros. Children of fork(2)
+/// do not have the file mapped.
 ///
 /// **Use it only with trusted peers.** A mapping cannot be taken away from another process. A
 /// process that has mapped the file can write to it, and to nothing else, for as long as that
@@ -130,9 +130,10 @@ impl DerefMut for LendableBuf {
 
 /// Application memory in a memory file whose size, pages and contents cannot change. So peers on
 /// this host can map the memory and read lent bytes in place (see
-/// [`Pool::register_lendable`](crate::Pool::register_lendable)). A peer that is lent a part of this
-/// memory sees all of it. So the memory should hold only data that is meant for its readers.
-/// Children of fork(2) do not have the memory mapped.
+/// [`Pool::register_lendable`](crate::Pool::register_lendable)). Nobody can truncate the file, so
+/// no access to the memory ends a process with SIGBUS. A peer that is lent a part of this memory
+/// sees all of it. So the memory should hold only data that is meant for its readers. Children of
+/// fork(2) do not have the memory mapped.
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,

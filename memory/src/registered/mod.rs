@@ -10,8 +10,6 @@
 //! slow (`freeing`). An arena waits for its registrations to end before it unmaps its memory.
 
 pub(crate) mod freeing;
-#[cfg(target_os = "linux")]
-pub mod mapped_file;
 pub(crate) mod other_pools;
 
 use std::ptr::NonNull;

@@ -13,8 +13,6 @@ use prost::Message;
 use tonic::Status;
 use tonic::codec::EncodeBuf;
 use tonic_rdma_memory::{Segment, SegmentBuf};
-#[cfg(target_os = "linux")]
-use tonic_rdma_memory::{mapped_file, throttled};
 
 use crate::SEGMENT;
 use crate::placeholder::{self, HEADER, Key};
@@ -199,37 +197,6 @@ impl Batching {
 
 /// Encodes a message, split or whole. `last` is the result for the previous message.
 pub(super) fn encode<T: Message>(
-    item: &T,
-    dst: &mut EncodeBuf<'_>,
-    last: Batching,
-) -> Result<Batching, Status> {
-    let next = split_or_whole(item, dst, last)?;
-    // Check after the message has been read, because reading may have revealed that a file is
-    // shorter now.
-    #[cfg(target_os = "linux")]
-    if mapped_file::is_any_truncated() {
-        check_truncated(item)?;
-    }
-    Ok(next)
-}
-
-/// Fails if a field of a message lies in memory that is mapped from a truncated file.
-#[cfg(target_os = "linux")]
-#[cold]
-fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
-    let (mut small, mut fields) = (BytesMut::new(), VecDeque::new());
-    item.encode_raw(&mut SegmentBuf::new(&mut small, &mut fields, 1));
-    match fields.iter().any(|field| mapped_file::is_truncated(&field.bytes)) {
-        true => {
-            let error = mapped_file::truncated();
-            throttled!(warn, %error, "a message is not sent");
-            Err(Status::failed_precondition(error.to_string()))
-        }
-        false => Ok(()),
-    }
-}
-
-fn split_or_whole<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
     last: Batching,

@@ -21,17 +21,25 @@ impl Context {
     /// The memory need not be page-aligned. Devices only read the memory, so it may be mapped
     /// read-only. A privately mapped file is copied from the page cache once, when its pages are
     /// pinned. A shared mapping is not copied, but Linux before 6.2 pins only writable mappings
-    /// (EFAULT). If a mapped file is truncated while it is registered, the process does not end: a
-    /// SIGBUS handler, which the first registration of a mapped file installs, makes reads past the
-    /// end return zeros. A message with memory of a truncated file fails with INTERNAL, or, the
-    /// first time over shared memory, ends its connection. [`Registered::is_truncated`] then
-    /// returns true.
+    /// (EFAULT).
+    ///
+    /// # Mapped files
+    /// A program that registers memory mapped from a file promises that nobody truncates the file
+    /// while the memory is registered or in use, that is, until the memory is dropped. If somebody
+    /// does, the process ends with SIGBUS, as with any other code that reads such a mapping
+    /// (mmap(2)). A private mapping (MAP_PRIVATE) does not prevent this. The following keep the
+    /// promise:
+    ///
+    /// - a memory file that is sealed with F_SEAL_SHRINK, like that of a
+    ///   [`LendableBuf`](crate::LendableBuf)
+    /// - a copy of the file, for example in a boxed slice
+    /// - a file that nobody else may write to
     ///
     /// ```no_run
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
     /// use tonic_rdma::Context;
     ///
-    /// // SAFETY: nobody writes to the file while it is mapped.
+    /// // SAFETY: nobody writes to the file or truncates it while it is mapped.
     /// let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
     /// let weights = Context::global().register(map).await?;
     /// let block = weights.slice(..4 << 20); // for a field of a message
@@ -55,7 +63,7 @@ impl Context {
     where
         T: AsRef<[u8]> + Send + 'static,
     {
-        self.register_region(RegisteredRegion::new(memory)?).await
+        self.register_region(RegisteredRegion::new(memory)).await
     }
 
     /// Registers application memory like [`register`](Self::register), and allows this memory to be
@@ -69,7 +77,8 @@ impl Context {
     /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) is set to false, they see
     /// none of the pool's send memory, because the context then lends only memory that was
     /// registered with this method. All of the memory may be lent at the same time. The memory
-    /// stays registered until the last reader has dropped it.
+    /// stays registered until the last reader has dropped it. Nobody can truncate the file, because
+    /// its seals forbid that.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,8 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use tonic_rdma_fabric::off_worker;
-#[cfg(target_os = "linux")]
-use tonic_rdma_memory::mapped_file::MappedFile;
 use tonic_rdma_memory::{
     LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
 };
@@ -17,8 +15,7 @@ use tonic_rdma_memory::{
 #[derive(Debug, thiserror::Error)]
 #[error("{device}: {source}")]
 pub struct RegisterRegionError {
-    /// The device that refused the memory, `shm` for shared memory, or `SIGBUS` if a mapped file
-    /// cannot be guarded against truncation.
+    /// The device that refused the memory, or `shm` for shared memory.
     pub device: String,
     /// The cause.
     pub source: RegionError,
@@ -71,16 +68,6 @@ impl Registered {
         self.bytes.is_empty()
     }
 
-    /// Whether the memory is mapped from a file that was truncated, so that the mapping reaches
-    /// past the file's end. Reads past the file's end return zeros, and messages with this memory
-    /// fail. The truncation is known only after a page past the file's end has been read.
-    pub fn is_truncated(&self) -> bool {
-        #[cfg(target_os = "linux")]
-        return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);
-        #[cfg(not(target_os = "linux"))]
-        false
-    }
-
     /// The names of the devices that the memory is registered with now, in alphabetical order.
     /// Shared memory is `shm`.
     pub fn devices(&self) -> Vec<String> {
@@ -109,20 +96,6 @@ impl AsRef<[u8]> for BytesOwner {
     }
 }
 
-/// Memory that is mapped from a file. The guard ends before the memory is unmapped.
-#[cfg(target_os = "linux")]
-struct Guarded {
-    _guard: MappedFile,
-    memory: Bytes,
-}
-
-#[cfg(target_os = "linux")]
-impl AsRef<[u8]> for Guarded {
-    fn as_ref(&self) -> &[u8] {
-        &self.memory
-    }
-}
-
 /// Application memory and its registrations by device. Each registration holds the memory, so the
 /// memory is dropped last.
 pub(super) struct RegisteredRegion {
@@ -133,26 +106,14 @@ pub(super) struct RegisteredRegion {
 }
 
 impl RegisteredRegion {
-    /// Creates a region. If the memory is mapped from a file, the region guards against truncation.
-    pub(super) fn new(
-        memory: impl AsRef<[u8]> + Send + 'static,
-    ) -> Result<Arc<Self>, RegisterRegionError> {
-        let memory = Bytes::from_owner(memory);
-        #[cfg(target_os = "linux")]
-        let memory = {
-            let guarded = MappedFile::guard(&memory).map_err(|error| RegisterRegionError {
-                device: "SIGBUS".to_owned(),
-                source: RegisterError::new(memory.len(), error).into(),
-            })?;
-            match guarded {
-                Some(guard) => Bytes::from_owner(Guarded { _guard: guard, memory }),
-                None => memory,
-            }
-        };
-        Ok(Arc::new(RegisteredRegion { memory, lendable: None, registrations: Mutex::default() }))
+    pub(super) fn new(memory: impl AsRef<[u8]> + Send + 'static) -> Arc<Self> {
+        Arc::new(RegisteredRegion {
+            memory: Bytes::from_owner(memory),
+            lendable: None,
+            registrations: Mutex::default(),
+        })
     }
 
-    /// Creates a region of lendable memory, which needs no guard because it cannot be truncated.
     pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
         let lendable = Arc::new(memory);
         let memory = LendableMemory::bytes(lendable.clone());

@@ -13,8 +13,6 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tonic::Status;
 use tonic::body::Body;
-#[cfg(target_os = "linux")]
-use tonic_rdma_memory::mapped_file;
 use tower::Service;
 
 use crate::codec::{
@@ -50,10 +48,6 @@ impl TcpSendBody {
     pub(crate) fn poll(&mut self, counters: &Counters, cx: &mut Context<'_>) -> Poll<Polled> {
         loop {
             if let Some(segment) = self.segments.pop_front() {
-                let segment = match checked(segment, counters) {
-                    Ok(segment) => segment,
-                    Err(status) => return Poll::Ready(Some(Err(status))),
-                };
                 counters.bytes_sent_tcp.add(segment.len() as u64);
                 return Poll::Ready(Some(Ok(Frame::data(segment))));
             }
@@ -101,22 +95,6 @@ impl TcpSendBody {
     pub(crate) fn is_end_stream(&self) -> bool {
         self.segments.is_empty() && self.body.is_end_stream()
     }
-}
-
-/// Copies a segment that lies in a mapped file, because the file may be truncated. HTTP/2 copies a
-/// part of its input, and would send zeros instead of the truncated part of the file.
-fn checked(segment: Bytes, counters: &Counters) -> Result<Bytes, Status> {
-    #[cfg(target_os = "linux")]
-    if mapped_file::is_guarded(&segment) {
-        let copy = Bytes::copy_from_slice(&segment);
-        counters.tcp.staging.add(copy.len() as u64);
-        return match mapped_file::is_truncated(&segment) {
-            true => Err(Status::failed_precondition(mapped_file::truncated().to_string())),
-            false => Ok(copy),
-        };
-    }
-    let _ = counters;
-    Ok(segment)
 }
 
 /// Counts a server's calls over TCP, and splits the messages of their responses.

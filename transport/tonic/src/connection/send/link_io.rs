@@ -255,11 +255,7 @@ impl LinkIo {
                         }
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
-                    let queued = link.queue(id, work, report)?;
-                    // Check the bytes before the peer is told that they are complete, because the
-                    // bytes of a truncated file read as zeros.
-                    check_not_truncated(&src, link)?;
-                    if queued == Posted::Done {
+                    if link.queue(id, work, report)? == Posted::Done {
                         self.in_flight.done(id);
                         flush.copied(len, link.has_pending_recv());
                     }
@@ -302,25 +298,4 @@ fn copy_to_stage(link: &mut AnyLink, stage: StagingSpot, src: &Bytes) -> WriteSo
             WriteSource::Staged { offset, len }
         }
     }
-}
-
-/// Checks the source of a WRITE after it was read. Application memory reads as zeros if it is
-/// mapped from a file that was truncated, and the peer must not treat these zeros as data.
-///
-/// # Errors
-/// The source is mapped from a file that was truncated. The peer has the bytes but gets no DONE for
-/// these bytes, so the connection has to end.
-#[inline]
-fn check_not_truncated(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {
-    #[cfg(target_os = "linux")]
-    if tonic_rdma_memory::mapped_file::is_truncated(src) {
-        use tonic_rdma_fabric::{Link as _, Verb};
-        return Err(LinkError::Device {
-            verb: Verb::Write,
-            source: std::sync::Arc::new(tonic_rdma_memory::mapped_file::truncated()),
-            peer: Box::new(link.peer().clone()),
-        });
-    }
-    let _ = (src, link);
-    Ok(())
 }
