@@ -11,7 +11,7 @@ use super::leases::Leases;
 use super::lifecycle::{Life, Lifecycle, clip};
 use super::output_queue::OutputQueue;
 use super::peer_grants::PeerGrants;
-use super::stream::SendState;
+use super::send_half::SendState;
 use super::streams::Streams;
 use super::timers::Timers;
 use super::types::{CreditCounts, Event, Pending, Side, Stats};
@@ -342,7 +342,7 @@ impl Connection {
     /// Removes a stream if both of its halves have ended.
     pub(super) fn remove_if_done(&mut self, key: usize) {
         let stream = &self.streams[key];
-        if stream.send.state.is_done() && stream.recv.state.is_done() {
+        if stream.is_done() {
             if stream.send.state == SendState::Ended {
                 self.streams.resets.answered();
             }

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::stream::Stream;
 use crate::error::Breach;
 use crate::frame::{Composer, Frame};
+use crate::ids::ResetCode;
 
 /// The control frames that wait to be sent, and CLOSE after them.
 #[derive(Debug, Default)]
@@ -31,6 +33,12 @@ impl Control {
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers += 1;
         self.push(frame);
+    }
+
+    /// Queues RESET for a stream, whose rest is discarded from now on.
+    pub(super) fn reset(&mut self, stream: &mut Stream, code: ResetCode) {
+        self.push(Frame::Reset { stream: stream.id, code: code.0 });
+        stream.recv.reset_frame = self.last_frame();
     }
 
     /// Drops the queued frames, and queues CLOSE.

@@ -18,8 +18,9 @@ use slab::Slab;
 
 use super::answer_clock::PendingAnswer;
 use super::control::Control;
+use super::recv_half::RecvState;
 use super::requests::RequestKey;
-use super::stream::{RecvState, Stream};
+use super::stream::Stream;
 use super::streams::Streams;
 use super::types::GrantMemory;
 use super::unread::Unread;

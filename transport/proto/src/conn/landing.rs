@@ -8,10 +8,11 @@ use super::answer_clock::AnswerClock;
 use super::control::Control;
 use super::grants::{Grants, MAX_REQUESTS, NewGrant};
 use super::requests::{PeerRequest, RequestKey, Section};
-use super::stream::{SendState, Stream};
+use super::send_half::SendState;
+use super::stream::Stream;
 use super::streams::Streams;
 use super::transfers::QueuedRequest;
-use super::types::{Flow, GrantMemory, LandingWant, Side, WantKey};
+use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use super::unread::Unread;
 use crate::config::Config;
 use crate::error::Breach;
@@ -39,15 +40,6 @@ pub(super) struct Landing {
     parked: VecDeque<usize>,
     /// Streams that want memory that this side names.
     pub(super) named_queue: VecDeque<usize>,
-}
-
-/// Memory that the peer has written to.
-pub(super) struct LandedPart {
-    /// The driver's key of the memory.
-    pub(super) memory: usize,
-    /// The offset of the first byte in the memory.
-    pub(super) begin: u32,
-    pub(super) flow: Flow,
 }
 
 impl Landing {
@@ -335,7 +327,8 @@ impl Landing {
         Ok(grant.memory)
     }
 
-    /// Handles DONE for `len` bytes of a grant, starting at `begin`.
+    /// Handles DONE for `len` bytes of a grant, starting at `begin`. `end` says whether the peer's
+    /// half ends with it. Returns the event for the memory.
     ///
     /// # Errors
     /// The breach, if the stream has no such grant.
@@ -345,8 +338,9 @@ impl Landing {
         stream: &mut Stream,
         id: u32,
         (begin, len): (u32, u32),
+        end: bool,
         now: Instant,
-    ) -> Result<LandedPart, Breach> {
+    ) -> Result<Event, Breach> {
         let grant = self.grants.get("DONE", id)?;
         let given = grant.given;
         // Only in a standing grant may a transfer begin after the first byte: a grant that answers
@@ -376,11 +370,16 @@ impl Landing {
             self.grants.record_bulk(now);
             self.queue(key, stream);
         }
-        if stream.recv.state.is_discarded() && !given.named {
-            self.unread.release(stream, len);
+        let memory = grant.memory;
+        if stream.recv.state.is_discarded() {
+            if !given.named {
+                self.unread.release(stream, len);
+            }
+            return Ok(Event::Returned { memory });
         }
         let flow = if given.named { Flow::Named } else { Flow::Bulk };
-        Ok(LandedPart { memory: grant.memory, begin: given.begin + begin, flow })
+        let (begin, stream) = (given.begin + begin, StreamId(stream.id));
+        Ok(Event::Landed { stream, memory, begin, len, flow, end })
     }
 
     /// Counts a tick of the clock, if one is due. Fails with the breach for the first overdue

@@ -22,7 +22,8 @@ use std::hash::BuildHasherDefault;
 
 use bytes::Bytes;
 
-use super::stream::{OutputItem, Stream};
+use super::send_half::OutputItem;
+use super::stream::Stream;
 use super::streams::Streams;
 use crate::error::Breach;
 use crate::frame::LENT_MESSAGE;

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::types::Side;
 use crate::error::Breach;
 use crate::frame::MAX_TEXT;
+use crate::ids::StreamId;
 
 /// The stage that a connection has reached.
 ///
@@ -73,6 +74,18 @@ impl Life {
     /// Whether this side has to wait for the client's first message.
     pub(super) fn awaits_greeting(&self) -> bool {
         self.side == Side::Server && !self.greeted
+    }
+
+    /// Checks that the peer may open a stream.
+    ///
+    /// # Errors
+    /// [`Breach::OpenedAfterGoAway`].
+    #[inline]
+    pub(super) fn check_accepts(&self, stream: StreamId) -> Result<(), Breach> {
+        match self.stage {
+            Lifecycle::Drained => Err(Breach::OpenedAfterGoAway(stream)),
+            _ => Ok(()),
+        }
     }
 
     /// Stops taking new streams. Returns whether GOAWAY is to be sent.

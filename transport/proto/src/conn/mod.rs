@@ -22,7 +22,9 @@
 //! | `heartbeat` | rest, and proof that the peer's end of the link exists |
 //! | `keep_alive` | the program's own keep-alive |
 //! | `streams` | the streams by key and by id |
-//! | `stream` | a stream's two halves and their transition tables |
+//! | `stream` | a stream, and the transition tables of its two halves |
+//! | `send_half` | the half that this side sends: its output and its window |
+//! | `recv_half` | the half that this side receives: its header blocks and its window |
 //! | `transfers` | a stream's transfers that are sent by WRITE |
 //! | `requests` | the peer's requests for memory on a stream |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
@@ -85,9 +87,11 @@ mod output;
 mod output_queue;
 mod peer_grants;
 mod receive;
+mod recv_half;
 mod recv_queue;
 mod requests;
 mod reset_limit;
+mod send_half;
 mod stream;
 mod streams;
 #[cfg(test)]

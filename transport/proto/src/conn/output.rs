@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::stream::{DroppedOutput, Lend, OutputItem, RecvState, SendState};
+use super::send_half::{Lend, OutputItem, SendState};
+use super::stream::DroppedOutput;
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::PeerSettings;
@@ -33,10 +34,7 @@ impl Connection {
 
     fn push_headers(&mut self, key: usize, block: Bytes, end: bool) {
         let stream = &mut self.streams[key];
-        stream.send.out.push_back(OutputItem::Headers { block, end, begun: false });
-        if end {
-            stream.send.state = SendState::Ending;
-        }
+        stream.send.queue_headers(block, end);
         self.output.mark_send(key, stream);
     }
 
@@ -150,23 +148,14 @@ impl Connection {
     /// nothing for streams that are unknown or have ended.
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
         let Some(key) = self.streams.key(id.0) else { return };
-        let stream = &mut self.streams[key];
-        if stream.send.state == SendState::Reset || stream.recv.state == RecvState::Discarding {
-            return;
-        }
-        let dropped = stream.drop_output();
-        // Forget the peer's requests, because data that it still sends is discarded.
-        stream.landing.requests.clear();
-        stream.send.state = stream.send.state.reset_by_us();
-        stream.recv.state = stream.recv.state.reset_by_us();
+        let Some(dropped) = self.streams[key].reset_by_us() else { return };
         self.give_up(dropped);
         if !self.streams.is_known(id.0) {
             // Send no RESET, because the peer does not know the stream.
             self.remove(key);
             return;
         }
-        self.output.control.push(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].recv.reset_frame = self.output.control.last_frame();
+        self.output.control.reset(&mut self.streams[key], code);
         self.remove_if_done(key);
     }
 
@@ -176,26 +165,7 @@ impl Connection {
         let Some(key) = self.streams.key(id.0).filter(|_| !self.streams.is_known(id.0)) else {
             return Vec::new();
         };
-        let stream = &mut self.streams[key];
-        let (mut unsent, mut dropped) = (Vec::new(), DroppedOutput::default());
-        for (place, out) in stream.send.out.drain(..).enumerate() {
-            match out {
-                OutputItem::Headers { .. } if place == 0 => {}
-                OutputItem::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
-                OutputItem::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
-                OutputItem::Bulk(bulk) => {
-                    dropped.grants.extend(bulk.grants.iter().map(|grant| grant.id));
-                    unsent.push(Unsent::Data(bulk.payload));
-                }
-                OutputItem::Lend(lend) => {
-                    dropped.leases.extend(lend.place.map(|place| place.lease));
-                    unsent.push(Unsent::Data(lend.payload));
-                }
-            }
-        }
-        let rest = stream.drop_output();
-        dropped.grants.extend(rest.grants);
-        dropped.queued = rest.queued;
+        let (unsent, dropped) = self.streams[key].take_unsent();
         self.give_up(dropped);
         unsent
     }

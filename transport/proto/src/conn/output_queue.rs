@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use super::alignment::LINE;
 use super::control::Control;
-use super::stream::{OutputItem, SendState, Stream};
+use super::send_half::{OutputItem, SendState};
+use super::stream::Stream;
 use super::streams::Streams;
 use super::transfers::{PeerGrant, PendingDone};
 use super::types::{Room, Stats, Write};

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::connection::Connection;
 use super::credits::Returned;
-use super::landing::LandedPart;
 use super::lifecycle::Lifecycle;
-use super::stream::{RecvState, SendState};
+use super::recv_half::HeaderBlock;
+use super::stream::PeerReset;
 use super::transfers::{PeerGrant, QueuedRequest};
 use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
@@ -108,21 +108,21 @@ impl Connection {
                 self.landing.on_request(key, request, now, &mut self.streams, control)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
-                let standing = stream == 0;
-                let id = GrantId(id);
-                let grant =
-                    PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false };
+                let grant = PeerGrant::new(GrantId(id), stream == 0, rkey, len, addr);
                 self.peer_grants.on_grant(stream, grant, &mut self.streams, &mut self.output)
             }
             Frame::Done { stream, end, id, len, begin } => {
                 let key = self.streams.receiving(name, stream)?;
-                self.check_body(name, key)?;
-                self.on_done(key, id, (begin, len), end, now)?;
+                let stream = &mut self.streams[key];
+                stream.recv.check_body(name, StreamId(stream.id))?;
+                let landed = self.landing.on_done(key, stream, id, (begin, len), end, now)?;
+                self.events.push_back(landed);
+                self.stats.write_received += u64::from(len);
                 self.on_end(key, end)
             }
             Frame::Lent { stream, end, lent } => {
                 let key = self.streams.receiving(name, stream)?;
-                self.check_body(name, key)?;
+                self.streams[key].recv.check_body(name, StreamId(stream))?;
                 self.on_lent(key, lent, end)?;
                 self.on_end(key, end)
             }
@@ -164,15 +164,6 @@ impl Connection {
         }
     }
 
-    /// Checks that body bytes follow a complete header block.
-    fn check_body(&self, frame: &'static str, key: usize) -> Result<(), Breach> {
-        let stream = &self.streams[key];
-        if stream.recv.state == RecvState::Headers || !stream.recv.block.is_empty() {
-            return Err(Breach::FrameOrder { frame, stream: StreamId(stream.id) });
-        }
-        Ok(())
-    }
-
     fn on_headers(
         &mut self,
         id: u32,
@@ -182,115 +173,56 @@ impl Connection {
         block: Bytes,
     ) -> Result<(), Breach> {
         let stream_id = StreamId(id);
-        let opens = self.life.side == Side::Server && !self.streams.is_known(id);
+        let is_server = self.life.side == Side::Server;
+        let opens = is_server && !self.streams.is_known(id);
         if lands && !opens {
             return Err(Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream_id });
         }
-        let key =
-            if opens { self.accept_stream(id)? } else { self.streams.receiving("HEADERS", id)? };
+        let key = match opens {
+            true => self.accept_stream(id)?,
+            false => self.streams.receiving("HEADERS", id)?,
+        };
         let stream = &mut self.streams[key];
         stream.send.peer_names |= lands;
-        if stream.recv.state == RecvState::Discarding {
-            return self.on_end(key, end);
-        }
-        if stream.recv.block.len() + block.len() > self.terms.own.max_headers as usize {
-            return Err(Breach::HeaderBlock {
-                stream: stream_id,
-                limit: self.terms.own.max_headers,
-            });
-        }
-        if more && block.is_empty() {
-            return Err(Breach::FrameOrder { frame: "empty HEADERS", stream: stream_id });
-        }
-        if more {
-            stream.recv.block.put_slice(&block);
-            return Ok(());
-        }
-        let block = if stream.recv.block.is_empty() {
-            block
-        } else {
-            stream.recv.block.put_slice(&block);
-            stream.recv.block.split().freeze()
-        };
-        let event = match stream.recv.state {
-            RecvState::Headers => {
-                stream.recv.state = RecvState::Body;
-                if self.life.side == Side::Server {
-                    Event::Opened { stream: stream_id, block, end }
-                } else {
-                    Event::Headers { stream: stream_id, block, end }
-                }
+        let limit = self.terms.own.max_headers;
+        match stream.recv.on_headers(stream_id, (end, more), block, limit)? {
+            HeaderBlock::Incomplete => return Ok(()),
+            HeaderBlock::Discarded => {}
+            HeaderBlock::First(block) if is_server => {
+                self.events.push_back(Event::Opened { stream: stream_id, block, end });
             }
-            _ if end => Event::Headers { stream: stream_id, block, end },
-            _ => return Err(Breach::FrameOrder { frame: "second HEADERS", stream: stream_id }),
-        };
-        self.events.push_back(event);
+            HeaderBlock::First(block) | HeaderBlock::Trailers(block) => {
+                self.events.push_back(Event::Headers { stream: stream_id, block, end });
+            }
+        }
         self.on_end(key, end)
     }
 
     fn accept_stream(&mut self, id: u32) -> Result<usize, Breach> {
-        if self.life.stage == Lifecycle::Drained {
-            return Err(Breach::OpenedAfterGoAway(StreamId(id)));
-        }
-        if self.streams.len() >= self.terms.own.max_streams as usize {
-            return Err(Breach::TooManyStreams(self.terms.own.max_streams));
-        }
+        self.life.check_accepts(StreamId(id))?;
+        let key = self.streams.accept(id, &self.terms.own)?;
         self.stats.streams += 1;
-        let key = self.streams.accept(id);
-        self.streams[key].recv.undecided = self.terms.own.names_requests;
         Ok(key)
     }
 
     fn on_data(&mut self, id: u32, end: bool, data: Bytes) -> Result<(), Breach> {
         let key = self.streams.receiving("DATA", id)?;
-        self.check_body("DATA", key)?;
-        let stream = &mut self.streams[key];
-        let (stream_id, len) = (StreamId(id), data.len() as u32);
-        if len > stream.recv.window {
-            return Err(Breach::Window { stream: stream_id, len, window: stream.recv.window });
-        }
-        stream.recv.window -= len;
+        let recv = &mut self.streams[key].recv;
+        let (stream, len) = (StreamId(id), data.len() as u32);
+        recv.on_data(stream, len)?;
         self.stats.eager_received += u64::from(len);
-        if stream.recv.state != RecvState::Discarding && (len > 0 || end) {
-            self.events.push_back(Event::Data { stream: stream_id, data, end });
+        if !recv.state.is_discarded() && (len > 0 || end) {
+            self.events.push_back(Event::Data { stream, data, end });
         }
         self.on_end(key, end)
     }
 
-    /// Ends the peer's half if `end` is set. By then all memory that the peer requested on the
-    /// stream must have been granted, and the peer must have ended these grants. Otherwise the peer
-    /// would keep memory that cannot be recalled.
+    /// Ends the peer's half if `end` is set.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
-            let stream = &mut self.streams[key];
-            if stream.landing.open_grants > 0 || !stream.landing.requests.is_empty() {
-                return Err(Breach::EndWithGrants(StreamId(stream.id)));
-            }
-            stream.recv.state = RecvState::Ended;
+            self.streams[key].on_end()?;
             self.remove_if_done(key);
         }
-        Ok(())
-    }
-
-    fn on_done(
-        &mut self,
-        key: usize,
-        id: u32,
-        (begin, len): (u32, u32),
-        end: bool,
-        now: Instant,
-    ) -> Result<(), Breach> {
-        let stream = &mut self.streams[key];
-        let landed = self.landing.on_done(key, stream, id, (begin, len), now)?;
-        self.stats.write_received += u64::from(len);
-        let LandedPart { memory, begin, flow } = landed;
-        self.events.push_back(match stream.recv.state.is_discarded() {
-            true => Event::Returned { memory },
-            false => {
-                let stream = StreamId(stream.id);
-                Event::Landed { stream, memory, begin, len, flow, end }
-            }
-        });
         Ok(())
     }
 
@@ -347,13 +279,7 @@ impl Connection {
         // Ignore WINDOW for a stream that has ended on this side, because the peer may still read
         // the stream.
         let Some(key) = self.streams.known("WINDOW", id)? else { return Ok(()) };
-        let stream = &mut self.streams[key];
-        match stream.send.window.checked_add(increment) {
-            Some(window) if increment > 0 && window <= i32::MAX as u32 => {
-                stream.send.window = window
-            }
-            _ => return Err(Breach::WindowUpdate(StreamId(id), increment)),
-        }
+        self.streams[key].send.on_window(StreamId(id), increment)?;
         self.output.mark_send(key, &mut self.streams[key]);
         Ok(())
     }
@@ -361,33 +287,17 @@ impl Connection {
     fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
         // Ignore a RESET that crossed this side's END.
         let Some(key) = self.streams.known("RESET", id)? else { return Ok(()) };
-        let stream = &mut self.streams[key];
-        // Whether the application needs no event, because it does not read the stream any longer,
-        // or has never seen the stream.
-        let unseen = match stream.recv.state {
-            RecvState::Discarding => true,
-            RecvState::Headers => self.life.side == Side::Server,
-            RecvState::Body | RecvState::Ended | RecvState::Reset => false,
-        };
-        if !stream.recv.state.is_done() {
-            stream.recv.state = RecvState::Reset;
-        }
-        stream.landing.requests.clear();
-        stream.recv.block = BytesMut::new();
-        let dropped = stream.drop_output();
-        let answer = !stream.send.state.is_done();
-        if answer {
-            stream.send.state = SendState::Reset;
-        }
+        let PeerReset { dropped, is_answered, is_read } =
+            self.streams[key].on_reset(self.life.side);
         self.give_up(dropped);
-        if answer {
+        if is_answered {
             self.output.control.answer(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
         }
-        if !unseen {
+        if is_read {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
-        match (self.life.side, answer) {
+        match (self.life.side, is_answered) {
             (Side::Server, true) => self.streams.resets.charge(now),
             _ => Ok(()),
         }

@@ -49,98 +49,15 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
+use super::recv_half::{RecvHalf, RecvState};
 use super::requests::StreamLanding;
-use super::transfers::{Bulk, Transfers};
-use crate::config::Terms;
-use crate::ids::GrantId;
-use crate::payload::{LentPlace, Payload};
-
-/// Maximum number of bytes around a field that are sent by SEND to a peer that names memory for the
-/// field. These bytes are not split for lack of room in a message.
-const MAX_AROUND: usize = 256;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SendState {
-    Open,
-    Ending,
-    Ended,
-    Reset,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecvState {
-    Headers,
-    Body,
-    Discarding,
-    Ended,
-    Reset,
-}
-
-impl SendState {
-    pub(super) fn is_done(self) -> bool {
-        matches!(self, SendState::Ended | SendState::Reset)
-    }
-
-    pub(super) fn accepts(self) -> bool {
-        self == SendState::Open
-    }
-
-    pub(super) fn reset_by_us(self) -> Self {
-        if self == SendState::Ended { self } else { SendState::Reset }
-    }
-}
-
-impl RecvState {
-    /// Whether received bytes are delivered to a reader.
-    pub(super) fn is_read(self) -> bool {
-        matches!(self, RecvState::Headers | RecvState::Body)
-    }
-
-    pub(super) fn is_discarded(self) -> bool {
-        self == RecvState::Discarding
-    }
-
-    pub(super) fn is_done(self) -> bool {
-        matches!(self, RecvState::Ended | RecvState::Reset)
-    }
-
-    pub(super) fn reset_by_us(self) -> Self {
-        if self.is_done() { self } else { RecvState::Discarding }
-    }
-}
-
-/// An element of a stream's output queue.
-#[derive(Debug)]
-pub(super) enum OutputItem {
-    Headers {
-        block: Bytes,
-        end: bool,
-        /// Whether a part of the block has been sent.
-        begun: bool,
-    },
-    Eager {
-        payload: Payload,
-        end: bool,
-        /// Whether these bytes lie around a field that is sent by WRITE.
-        around: bool,
-    },
-    /// A piece that is sent by WRITE. The piece is boxed, because most elements are of the other
-    /// kinds, which are small.
-    Bulk(Box<Bulk>),
-    /// A piece with a segment that may be lent.
-    Lend(Box<Lend>),
-}
-
-/// A piece with a segment that may be lent, or has been lent.
-#[derive(Debug)]
-pub(super) struct Lend {
-    pub(super) payload: Payload,
-    pub(super) end: bool,
-    /// Where the segment lies, once it is lent.
-    pub(super) place: Option<LentPlace>,
-}
+use super::send_half::{OutputItem, SendHalf, SendState};
+use super::transfers::Transfers;
+use super::types::{Side, Unsent};
+use crate::error::Breach;
+use crate::ids::{GrantId, StreamId};
 
 /// Resources of a stream's dropped output, which have to be given up.
 #[derive(Debug, Default)]
@@ -151,97 +68,15 @@ pub(super) struct DroppedOutput {
     pub(super) queued: usize,
 }
 
-/// The half that this side sends.
+/// The effect of a RESET from the peer.
 #[derive(Debug)]
-pub(super) struct SendHalf {
-    pub(super) state: SendState,
-    pub(super) out: VecDeque<OutputItem>,
-    /// Body bytes in `out`.
-    pub(super) queued: usize,
-    /// Whether the driver was told that the stream has no room, and waits for room.
-    pub(super) full: bool,
-    /// Bytes of small messages that the peer still accepts.
-    pub(super) window: u32,
-    /// Whether the peer names memory for large messages, so that this side uses no standing grants.
-    pub(super) peer_names: bool,
-    /// Whether the rest of the body is sent by DATA, because the peer grants no memory, or only
-    /// memory that this side cannot write to.
-    pub(super) sends_data: bool,
-}
-
-impl SendHalf {
-    /// The first piece that may be lent in part and that the driver has not decided about, with its
-    /// place in `out`.
-    pub(super) fn undecided(&self) -> Option<(usize, &Payload)> {
-        self.out.iter().enumerate().find_map(|(at, out)| match out {
-            OutputItem::Lend(lend) if lend.place.is_none() => Some((at, &lend.payload)),
-            _ => None,
-        })
-    }
-
-    /// Queues a piece of a body at this place. Returns whether the piece is sent by WRITE, because
-    /// it is longer than a SEND. If the peer names memory for the field, the few bytes around the
-    /// field are sent by SEND, instead of in separate grants and WRITEs.
-    pub(super) fn queue_piece(
-        &mut self,
-        at: usize,
-        mut payload: Payload,
-        end: bool,
-        terms: &Terms,
-    ) -> bool {
-        if payload.len() <= terms.eager_limit() || self.sends_data {
-            self.out.insert(at, OutputItem::Eager { payload, end, around: false });
-            return false;
-        }
-        let around = if self.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
-        let (head, tail) = around.unwrap_or_default();
-        let ends = |tail: &Payload| end && tail.is_empty();
-        let bulk = Bulk::new(payload, ends(&tail), terms.peer.align);
-        if !tail.is_empty() {
-            self.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
-        }
-        self.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
-        if !head.is_empty() {
-            self.out.insert(at, OutputItem::Eager { payload: head, end: false, around: true });
-        }
-        true
-    }
-
-    /// Lends the piece at this place, or lets it be sent in another way.
-    pub(super) fn decide_lend(&mut self, at: usize, place: Option<LentPlace>, terms: &Terms) {
-        match (place, self.out.get_mut(at)) {
-            (Some(_), Some(OutputItem::Lend(lend))) => lend.place = place,
-            (None, _) => {
-                if let Some(OutputItem::Lend(lend)) = self.out.remove(at) {
-                    self.queue_piece(at, lend.payload.not_lendable(), lend.end, terms);
-                }
-            }
-            (Some(_), _) => {}
-        }
-    }
-}
-
-/// The half that this side receives.
-#[derive(Debug)]
-pub(super) struct RecvHalf {
-    pub(super) state: RecvState,
-    /// The number of this side's RESET among all control frames. Valid only in
-    /// [`RecvState::Discarding`].
-    pub(super) reset_frame: u64,
-    /// The parts of a header block that have been received.
-    pub(super) block: BytesMut,
-    /// Maximum bytes of small messages that may be unread. `window` is the part that the peer has
-    /// not used.
-    pub(super) limit: u32,
-    pub(super) window: u32,
-    /// Bytes that the application has read, and that no WINDOW frame has returned yet.
-    pub(super) unreported: u32,
-    /// Whether the application has released the stream, and will not read it any longer.
-    pub(super) released: bool,
-    /// Whether this side names memory for large messages that it receives.
-    pub(super) names: bool,
-    /// Whether the application still has to decide about `names`. Nothing is granted until then.
-    pub(super) undecided: bool,
+pub(super) struct PeerReset {
+    /// The output that the RESET has dropped.
+    pub(super) dropped: DroppedOutput,
+    /// Whether this side has to answer with RESET, because its half was open.
+    pub(super) is_answered: bool,
+    /// Whether the application reads the stream, and so has to be told.
+    pub(super) is_read: bool,
 }
 
 /// The queues of the connection that the stream is in. Each queue holds a stream at most once.
@@ -286,26 +121,8 @@ impl Stream {
     ) -> Self {
         Stream {
             id,
-            send: SendHalf {
-                state: SendState::Open,
-                out,
-                queued: 0,
-                full: false,
-                window: send_window,
-                peer_names: false,
-                sends_data: false,
-            },
-            recv: RecvHalf {
-                state: RecvState::Headers,
-                reset_frame: 0,
-                block: BytesMut::new(),
-                limit: recv_window,
-                window: recv_window,
-                unreported: 0,
-                released: false,
-                names: false,
-                undecided: false,
-            },
+            send: SendHalf::new(out, send_window),
+            recv: RecvHalf::new(recv_window),
             transfers: Transfers::default(),
             landing: StreamLanding::default(),
             queues: InQueues::default(),
@@ -352,5 +169,99 @@ impl Stream {
         self.send.queued = 0;
         self.transfers.urgent = 0;
         dropped
+    }
+
+    /// Drops all output, and takes out of it what was queued after the header block.
+    pub(super) fn take_unsent(&mut self) -> (Vec<Unsent>, DroppedOutput) {
+        let (mut unsent, mut dropped) = (Vec::new(), DroppedOutput::default());
+        for (place, out) in self.send.out.drain(..).enumerate() {
+            match out {
+                OutputItem::Headers { .. } if place == 0 => {}
+                OutputItem::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
+                OutputItem::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
+                OutputItem::Bulk(bulk) => {
+                    dropped.grants.extend(bulk.grants.iter().map(|grant| grant.id));
+                    unsent.push(Unsent::Data(bulk.payload));
+                }
+                OutputItem::Lend(lend) => {
+                    dropped.leases.extend(lend.place.map(|place| place.lease));
+                    unsent.push(Unsent::Data(lend.payload));
+                }
+            }
+        }
+        let rest = self.drop_output();
+        dropped.grants.extend(rest.grants);
+        dropped.queued = rest.queued;
+        (unsent, dropped)
+    }
+
+    /// Resets both halves, because this side resets the stream. Returns the dropped output, or
+    /// `None` if the stream has already been reset.
+    pub(super) fn reset_by_us(&mut self) -> Option<DroppedOutput> {
+        if self.send.state == SendState::Reset || self.recv.state == RecvState::Discarding {
+            return None;
+        }
+        let dropped = self.drop_output();
+        // Forget the peer's requests, because data that it still sends is discarded.
+        self.landing.requests.clear();
+        self.send.state = self.send.state.reset_by_us();
+        self.recv.state = self.recv.state.reset_by_us();
+        Some(dropped)
+    }
+
+    /// Handles RESET.
+    pub(super) fn on_reset(&mut self, side: Side) -> PeerReset {
+        // The application needs no event if it does not read the stream any longer, or has never
+        // seen the stream.
+        let is_read = match self.recv.state {
+            RecvState::Discarding => false,
+            RecvState::Headers => side == Side::Client,
+            RecvState::Body | RecvState::Ended | RecvState::Reset => true,
+        };
+        if !self.recv.state.is_done() {
+            self.recv.state = RecvState::Reset;
+        }
+        self.landing.requests.clear();
+        self.recv.block = BytesMut::new();
+        let dropped = self.drop_output();
+        let is_answered = !self.send.state.is_done();
+        if is_answered {
+            self.send.state = SendState::Reset;
+        }
+        PeerReset { dropped, is_answered, is_read }
+    }
+
+    /// Ends the receiving half. By then all memory that the peer requested on the stream must have
+    /// been granted, and the peer must have ended these grants. Otherwise the peer would keep
+    /// memory that cannot be recalled.
+    ///
+    /// # Errors
+    /// [`Breach::EndWithGrants`].
+    #[inline]
+    pub(super) fn on_end(&mut self) -> Result<(), Breach> {
+        if self.landing.open_grants > 0 || !self.landing.requests.is_empty() {
+            return Err(Breach::EndWithGrants(StreamId(self.id)));
+        }
+        self.recv.state = RecvState::Ended;
+        Ok(())
+    }
+
+    /// Records that END has been emitted. Returns whether the rest of the peer's half is discarded
+    /// from now on: the response is complete, so the rest of the request is not needed.
+    #[inline]
+    pub(super) fn end_emitted(&mut self, side: Side) -> bool {
+        self.send.state = SendState::Ended;
+        let discards = side == Side::Server && self.recv.state.is_read();
+        if discards {
+            self.recv.state = RecvState::Discarding;
+            self.landing.requests.clear();
+        }
+        discards
+    }
+
+    /// Whether both halves have ended.
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        self.send.state.is_done() && self.recv.state.is_done()
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 use slab::Slab;
 
 use super::reset_limit::ResetLimit;
-use super::stream::{OutputItem, Stream};
+use super::send_half::OutputItem;
+use super::stream::Stream;
 use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::PeerSettings;
@@ -170,10 +171,18 @@ impl Streams {
     }
 
     /// Adds a stream that the peer opens.
+    ///
+    /// # Errors
+    /// [`Breach::TooManyStreams`].
     #[inline]
-    pub(super) fn accept(&mut self, id: u32) -> usize {
+    pub(super) fn accept(&mut self, id: u32, config: &Config) -> Result<usize, Breach> {
+        if self.slab.len() >= config.max_streams as usize {
+            return Err(Breach::TooManyStreams(config.max_streams));
+        }
         self.last_known = id;
-        self.insert(id)
+        let key = self.insert(id);
+        self.slab[key].recv.undecided = config.names_requests;
+        Ok(key)
     }
 
     #[inline]

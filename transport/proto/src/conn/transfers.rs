@@ -23,6 +23,13 @@ pub(super) struct PeerGrant {
     pub(super) recalled: bool,
 }
 
+impl PeerGrant {
+    /// Creates a grant that the peer has just given.
+    pub(super) fn new(id: GrantId, standing: bool, rkey: u32, len: u32, addr: u64) -> Self {
+        PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false }
+    }
+}
+
 /// A piece of a body that is sent by WRITE.
 #[derive(Debug)]
 pub(super) struct Bulk {

@@ -2,9 +2,9 @@
 
 use super::connection::Connection;
 use super::credits::Returned;
-use super::stream::{OutputItem, RecvState, SendState};
+use super::send_half::OutputItem;
 use super::transfers::{PendingDone, QueuedRequest};
-use super::types::{Event, Room, Side, Transmit, Write};
+use super::types::{Event, Room, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
@@ -292,18 +292,8 @@ impl Connection {
     /// Handles the emission of END.
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        stream.send.state = SendState::Ended;
-        if self.life.side == Side::Server
-            && !stream.recv.state.is_done()
-            && stream.recv.state != RecvState::Discarding
-        {
-            // The response is complete, and the rest of the request is not needed.
-            stream.recv.state = RecvState::Discarding;
-            stream.landing.requests.clear();
-            let code = ResetCode::NO_ERROR.0;
-            let id = stream.id;
-            self.output.control.push(Frame::Reset { stream: id, code });
-            self.streams[key].recv.reset_frame = self.output.control.last_frame();
+        if stream.end_emitted(self.life.side) {
+            self.output.control.reset(stream, ResetCode::NO_ERROR);
         }
         self.remove_if_done(key);
     }

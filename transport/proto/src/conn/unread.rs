@@ -1,6 +1,7 @@
 //! Accounts for the bytes that are granted or unread in all streams together (R13).
 
-use super::stream::{RecvState, Stream};
+use super::recv_half::RecvState;
+use super::stream::Stream;
 use crate::config::Config;
 use crate::ids::Ids;
 use crate::ids::StreamId;

@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use super::super::heartbeat::QUIET;
 use super::super::lifecycle::Lifecycle;
-use super::super::stream::{OutputItem, RecvState, SendState};
+use super::super::recv_half::RecvState;
+use super::super::send_half::{OutputItem, SendState};
 use super::super::*;
 use super::pair::{block, head, small};
 use crate::error::{Breach, CloseCode};
