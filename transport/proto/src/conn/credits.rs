@@ -8,6 +8,7 @@
 use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;
 use crate::error::Breach;
+use crate::frame::{Composer, Reader};
 use crate::hello::PeerSettings;
 
 /// Number of messages after which extra RECVs are wanted again, if there was no memory for them.
@@ -19,6 +20,14 @@ pub(super) struct Returned {
     pub(super) credits: u16,
     /// Whether the credits are for full slots instead of the short RECVs of a connection at rest.
     pub(super) full: bool,
+}
+
+impl Returned {
+    /// The credits that a received message returns.
+    #[inline]
+    pub(super) fn by(reader: &Reader) -> Self {
+        Returned { credits: reader.credits, full: reader.full }
+    }
 }
 
 /// The credits of both directions.
@@ -174,6 +183,24 @@ impl Credits {
     /// Otherwise, with few credits, each such message would cause another message in return.
     pub(super) fn return_due(&self) -> bool {
         self.to_return.len() > self.posted() / 2
+    }
+
+    /// Begins a message in the slot, which is no longer than the RECV that it will land in.
+    #[inline]
+    pub(super) fn composer<'a>(&self, slot: &'a mut [u8]) -> Composer<'a> {
+        let limit = slot.len().min(self.max_len());
+        Composer::new(&mut slot[..limit])
+    }
+
+    /// Completes a message: spends a credit, and writes the message header, which carries the
+    /// credits that are due to the peer. Returns the length of the message.
+    #[inline]
+    pub(super) fn finish(&mut self, mut message: Composer<'_>) -> usize {
+        let Returned { credits, full } = self.sent();
+        if full {
+            message.full();
+        }
+        message.finish(credits)
     }
 
     /// Records a SEND. Returns the credits that the SEND carries to the peer. All of them are for

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::send_half::{Lend, OutputItem, SendState};
+use super::send_half::{QueuedPiece, SendState};
 use super::stream::DroppedOutput;
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
@@ -87,24 +87,17 @@ impl Connection {
         end: bool,
     ) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        let stream = &mut self.streams[key];
-        if end {
-            stream.send.state = SendState::Ending;
-        } else if payload.is_empty() {
+        if payload.is_empty() && !end {
             return Ok(());
         }
+        let stream = &mut self.streams[key];
         self.output.add(stream, payload.len());
-        let out = &mut stream.send.out;
-        if self.terms.is_lendable(&payload) {
-            out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
-            if !stream.queues.waits {
-                self.leases.queue(stream);
-            }
-        } else {
-            let at = out.len();
-            let is_bulk = stream.send.queue_piece(at, payload, end, &self.terms);
-            if is_bulk && !stream.queues.waits {
-                self.peer_grants.prepare(key, stream, &mut self.output);
+        let queued = stream.send.queue_payload(payload, end, &self.terms);
+        if !stream.queues.waits {
+            match queued {
+                QueuedPiece::Eager => {}
+                QueuedPiece::Bulk => self.peer_grants.prepare(key, stream, &mut self.output),
+                QueuedPiece::Lend => self.leases.queue(stream),
             }
         }
         self.output.mark_send(key, stream);

@@ -16,10 +16,6 @@ use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 use crate::payload::LentBody;
 
-fn returned(reader: &Reader) -> Returned {
-    Returned { credits: reader.credits, full: reader.full }
-}
-
 impl Connection {
     /// Processes one received message. The message's RECV slot must have been posted again before
     /// this call (R1), unless [`recv_gone`](Self::recv_gone) follows. So `message` is a copy, or
@@ -40,7 +36,7 @@ impl Connection {
                 // longer matter.
                 let len = message.len();
                 let _ = Reader::new(message)
-                    .and_then(|reader| self.credits.received(returned(&reader), len));
+                    .and_then(|reader| self.credits.received(Returned::by(&reader), len));
                 return Ok(());
             }
         }
@@ -59,7 +55,7 @@ impl Connection {
         }
         let len = message.len();
         let mut reader = Reader::new(message)?;
-        self.credits.received(returned(&reader), len)?;
+        self.credits.received(Returned::by(&reader), len)?;
         if reader.waited {
             self.credits.peer_ran_short();
             self.timers.active(now);

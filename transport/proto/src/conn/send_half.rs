@@ -7,12 +7,18 @@ use bytes::Bytes;
 use super::transfers::Bulk;
 use crate::config::Terms;
 use crate::error::Breach;
-use crate::ids::StreamId;
+use crate::frame::{Composer, FRAME_HEADER, Frame};
+use crate::headers::table::Sent;
+use crate::ids::{GrantId, StreamId};
 use crate::payload::{LentPlace, Payload};
 
 /// Maximum number of bytes around a field that are sent by SEND to a peer that names memory for the
 /// field. These bytes are not split for lack of room in a message.
 const MAX_AROUND: usize = 256;
+
+/// Minimum bytes of a part that is split off a longer piece. If the message has less room, the
+/// piece waits for the next message.
+const MIN_SPLIT: usize = 256;
 
 /// The state of the half: see the table in `stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +72,48 @@ pub(super) struct Lend {
     pub(super) end: bool,
     /// Where the segment lies, once it is lent.
     pub(super) place: Option<LentPlace>,
+}
+
+/// The way in which a queued piece of a body is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueuedPiece {
+    /// SENDs carry the piece.
+    Eager,
+    /// WRITEs carry the piece, once there is memory for it.
+    Bulk,
+    /// The peer reads the piece where it lies, if the driver lends it.
+    Lend,
+}
+
+/// A stream's next frame, which has been added to a message, or the reason why there is no frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ComposedFrame {
+    /// The stream has nothing more to send in a message now.
+    Idle,
+    /// The message has no room for the frame.
+    Full,
+    Request,
+    Done {
+        grant: GrantId,
+        end: bool,
+    },
+    Lent {
+        lease: u32,
+        /// Body bytes of the whole piece.
+        len: usize,
+        end: bool,
+    },
+    Headers {
+        /// Whether the rest of the block follows in the next message.
+        more: bool,
+        end: bool,
+    },
+    Data {
+        len: usize,
+        /// Whether these bytes lie around a field that is sent by WRITE.
+        around: bool,
+        end: bool,
+    },
 }
 
 /// The half that this side sends.
@@ -130,6 +178,27 @@ impl SendHalf {
         })
     }
 
+    /// Queues a piece of the body behind all other output.
+    #[inline]
+    pub(super) fn queue_payload(
+        &mut self,
+        payload: Payload,
+        end: bool,
+        terms: &Terms,
+    ) -> QueuedPiece {
+        if end {
+            self.state = SendState::Ending;
+        }
+        if terms.is_lendable(&payload) {
+            self.out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
+            return QueuedPiece::Lend;
+        }
+        match self.queue_piece(self.out.len(), payload, end, terms) {
+            true => QueuedPiece::Bulk,
+            false => QueuedPiece::Eager,
+        }
+    }
+
     /// Queues a piece of a body at this place. Returns whether the piece is sent by WRITE, because
     /// it is longer than a SEND. If the peer names memory for the field, the few bytes around the
     /// field are sent by SEND, instead of in separate grants and WRITEs.
@@ -168,6 +237,87 @@ impl SendHalf {
                 }
             }
             (Some(_), _) => {}
+        }
+    }
+
+    /// Adds the first frame of the queue to a message of the stream `id`. `lands` says whether this
+    /// side names memory for the messages that it receives on the stream.
+    #[inline]
+    pub(super) fn compose(
+        &mut self,
+        id: u32,
+        is_known: bool,
+        lands: bool,
+        message: &mut Composer<'_>,
+        fields: &mut Sent,
+    ) -> ComposedFrame {
+        let Some(room) = message.room().checked_sub(FRAME_HEADER) else {
+            return ComposedFrame::Full;
+        };
+        loop {
+            return match self.out.front_mut() {
+                Some(OutputItem::Bulk(bulk)) if self.sends_data && bulk.grants.is_empty() => {
+                    let payload = std::mem::take(&mut bulk.payload);
+                    self.out[0] = OutputItem::Eager { payload, end: bulk.end, around: false };
+                    continue;
+                }
+                None | Some(OutputItem::Bulk(_)) => ComposedFrame::Idle,
+                Some(OutputItem::Lend(lend)) => {
+                    // Send nothing more until the driver has decided about the piece.
+                    let Some(place) = lend.place else { return ComposedFrame::Idle };
+                    let (len, end) = (lend.payload.len(), lend.end);
+                    if !message.add_lent(id, end, place, &lend.payload) {
+                        return ComposedFrame::Full;
+                    }
+                    self.out.pop_front();
+                    ComposedFrame::Lent { lease: place.lease, len, end }
+                }
+                Some(OutputItem::Headers { block, end, begun }) => {
+                    if room < block.len().min(MIN_SPLIT) {
+                        return ComposedFrame::Full;
+                    }
+                    let (more, end) = (block.len() > room, *end);
+                    let lands = lands && !*begun && !is_known;
+                    if more || *begun {
+                        let block = block.split_to(block.len().min(room));
+                        let end = end && !more;
+                        let stream = id;
+                        message.add(&Frame::Headers {
+                            stream,
+                            end,
+                            more,
+                            indexed: false,
+                            lands,
+                            block,
+                        });
+                        *begun = true;
+                    } else {
+                        message.add_block(id, (end, lands), block, fields);
+                    }
+                    if !more {
+                        self.out.pop_front();
+                    }
+                    ComposedFrame::Headers { more, end }
+                }
+                Some(OutputItem::Eager { payload, end, around }) => {
+                    let allowed = payload.len().min(self.window as usize);
+                    if allowed == 0 && !payload.is_empty() {
+                        return ComposedFrame::Idle;
+                    }
+                    if room < allowed.min(MIN_SPLIT) {
+                        return ComposedFrame::Full;
+                    }
+                    let (len, around) = (allowed.min(room), *around);
+                    let last = payload.len() == len;
+                    let end = *end && last;
+                    message.add_data(id, end, len, payload);
+                    self.window -= len as u32;
+                    if last {
+                        self.out.pop_front();
+                    }
+                    ComposedFrame::Data { len, around, end }
+                }
+            };
         }
     }
 }

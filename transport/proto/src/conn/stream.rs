@@ -53,10 +53,12 @@ use bytes::BytesMut;
 
 use super::recv_half::{RecvHalf, RecvState};
 use super::requests::StreamLanding;
-use super::send_half::{OutputItem, SendHalf, SendState};
-use super::transfers::Transfers;
+use super::send_half::{ComposedFrame, OutputItem, SendHalf, SendState};
+use super::transfers::{PendingDone, QueuedRequest, Transfers};
 use super::types::{Side, Unsent};
 use crate::error::Breach;
+use crate::frame::{Composer, Frame};
+use crate::headers::table::Sent;
 use crate::ids::{GrantId, StreamId};
 
 /// Resources of a stream's dropped output, which have to be given up.
@@ -127,6 +129,35 @@ impl Stream {
             landing: StreamLanding::default(),
             queues: InQueues::default(),
         }
+    }
+
+    /// Adds the stream's next frame to a message: a DONE or REQUEST that its transfers owe, or the
+    /// first frame of its output.
+    #[inline]
+    pub(super) fn compose(
+        &mut self,
+        is_known: bool,
+        message: &mut Composer<'_>,
+        fields: &mut Sent,
+    ) -> ComposedFrame {
+        let stream = self.id;
+        if let Some(&PendingDone { grant, len, begin, end }) = self.transfers.dones.front() {
+            if !message.add(&Frame::Done { stream, end, id: grant.0, len, begin }) {
+                return ComposedFrame::Full;
+            }
+            self.transfers.dones.pop_front();
+            return ComposedFrame::Done { grant, end };
+        }
+        if is_known
+            && let Some(&QueuedRequest { len, begin, field }) = self.transfers.requests.front()
+        {
+            if !message.add(&Frame::Request { stream, len, begin, field }) {
+                return ComposedFrame::Full;
+            }
+            self.transfers.requests.pop_front();
+            return ComposedFrame::Request;
+        }
+        self.send.compose(stream, is_known, self.recv.names, message, fields)
     }
 
     /// Whether the source of the next WRITE is pinned; `None` if the head of the queue needs no

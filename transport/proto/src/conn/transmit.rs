@@ -1,16 +1,11 @@
 //! Sending: composes messages and hands out WRITEs.
 
 use super::connection::Connection;
-use super::credits::Returned;
-use super::send_half::OutputItem;
-use super::transfers::{PendingDone, QueuedRequest};
+use super::send_half::ComposedFrame;
 use super::types::{Event, Room, Transmit, Write};
-use crate::frame::{Composer, FRAME_HEADER, Frame};
+use crate::frame::Composer;
 use crate::ids::{ResetCode, StreamId};
 
-/// Minimum bytes of a part that is split off a longer piece. If the message has less room, the
-/// piece waits for the next message.
-const MIN_SPLIT: usize = 256;
 #[derive(PartialEq, Eq)]
 enum Composed {
     /// The stream has nothing more to send in a message now.
@@ -102,26 +97,11 @@ impl Connection {
             return None;
         }
         let frame = self.output.control.take_close()?;
-        let mut message = self.composer(slot);
+        let mut message = self.credits.composer(slot);
         message.add(&frame);
         self.end_life();
-        Some(self.finish_message(message))
-    }
-
-    /// Spends a credit, and writes the message header, which carries the credits that are due to
-    /// the peer. Returns the length of the message.
-    fn finish_message(&mut self, mut message: Composer<'_>) -> usize {
         self.stats.messages_sent += 1;
-        let Returned { credits, full } = self.credits.sent();
-        if full {
-            message.full();
-        }
-        message.finish(credits)
-    }
-
-    fn composer<'a>(&self, slot: &'a mut [u8]) -> Composer<'a> {
-        let limit = slot.len().min(self.credits.max_len());
-        Composer::new(&mut slot[..limit])
+        Some(self.credits.finish(message))
     }
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
@@ -134,7 +114,7 @@ impl Connection {
             self.stats.credit_waits += u64::from(!self.output.wait_for_credit());
             return None;
         }
-        let mut message = self.composer(slot);
+        let mut message = self.credits.composer(slot);
         let composed = match self.output.control.fill(&mut message) {
             true => self.compose_streams(&mut message),
             false => Composed::Full,
@@ -150,7 +130,8 @@ impl Connection {
             message.waited();
         }
         self.life.greeted = true;
-        Some(self.finish_message(message))
+        self.stats.messages_sent += 1;
+        Some(self.credits.finish(message))
     }
 
     fn compose_streams(&mut self, message: &mut Composer<'_>) -> Composed {
@@ -171,87 +152,26 @@ impl Connection {
         let mut is_known = self.streams.is_known(self.streams[key].id);
         loop {
             let stream = &mut self.streams[key];
-            let id = stream.id;
-            if let Some(&PendingDone { grant, len, begin, end }) = stream.transfers.dones.front() {
-                if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
-                    return Composed::Full;
-                }
-                stream.transfers.dones.pop_front();
-                self.peer_grants.done(grant);
-                if end {
-                    self.ended(key);
-                    return Composed::Idle;
-                }
-                continue;
-            }
-            if is_known
-                && let Some(&QueuedRequest { len, begin, field }) =
-                    stream.transfers.requests.front()
-            {
-                if !message.add(&Frame::Request { stream: id, len, begin, field }) {
-                    return Composed::Full;
-                }
-                stream.transfers.requests.pop_front();
-                continue;
-            }
-            let Some(room) = message.room().checked_sub(FRAME_HEADER) else {
-                return Composed::Full;
-            };
-            let ended = match stream.send.out.front_mut() {
-                Some(OutputItem::Bulk(bulk))
-                    if stream.send.sends_data && bulk.grants.is_empty() =>
-                {
-                    let payload = std::mem::take(&mut bulk.payload);
-                    let eager = OutputItem::Eager { payload, end: bulk.end, around: false };
-                    stream.send.out[0] = eager;
-                    continue;
-                }
-                None | Some(OutputItem::Bulk(_)) => return Composed::Idle,
-                Some(OutputItem::Lend(lend)) => {
-                    // Send nothing more until the driver has decided about the piece.
-                    let Some(place) = lend.place else { return Composed::Idle };
-                    let (len, end) = (lend.payload.len(), lend.end);
-                    if !message.add_lent(id, end, place, &lend.payload) {
-                        return Composed::Full;
+            let end = match stream.compose(is_known, message, &mut self.output.fields) {
+                ComposedFrame::Idle => return Composed::Idle,
+                ComposedFrame::Full => return Composed::Full,
+                ComposedFrame::Request => continue,
+                ComposedFrame::Done { grant, end } => {
+                    self.peer_grants.done(grant);
+                    if !end {
+                        continue;
                     }
-                    stream.send.out.pop_front();
-                    self.leases.told(place.lease);
+                    end
+                }
+                ComposedFrame::Lent { lease, len, end } => {
+                    self.leases.told(lease);
                     self.stats.lent += len as u64;
                     self.sent_bytes(key, len);
                     end
                 }
-                Some(OutputItem::Headers { block, end, begun }) => {
-                    if room < block.len().min(MIN_SPLIT) {
-                        return Composed::Full;
-                    }
-                    let (more, end) = (block.len() > room, *end);
-                    let lands = stream.recv.names && !*begun && !is_known;
-                    if more || *begun {
-                        let piece = block.split_to(block.len().min(room));
-                        let end = end && !more;
-                        message.add(&Frame::Headers {
-                            stream: id,
-                            end,
-                            more,
-                            indexed: false,
-                            lands,
-                            block: piece,
-                        });
-                        *begun = true;
-                    } else {
-                        message.add_block(id, (end, lands), block, &mut self.output.fields);
-                    }
-                    if !more {
-                        stream.send.out.pop_front();
-                    }
+                ComposedFrame::Headers { more, end } => {
                     if !is_known {
-                        self.stats.streams += 1;
-                        // Report room, because the body may have been waiting until the peer knows
-                        // the stream.
-                        if stream.send.state.accepts() {
-                            self.events.push_back(Event::Writable { stream: StreamId(id) });
-                        }
-                        self.streams.transmitted(id);
+                        self.transmitted(key);
                         is_known = true;
                     }
                     if more {
@@ -259,34 +179,32 @@ impl Connection {
                     }
                     end
                 }
-                Some(OutputItem::Eager { payload, end, around }) => {
-                    let allowed = payload.len().min(stream.send.window as usize);
-                    if allowed == 0 && !payload.is_empty() {
-                        return Composed::Idle;
-                    }
-                    if room < allowed.min(MIN_SPLIT) {
-                        return Composed::Full;
-                    }
-                    let (len, around) = (allowed.min(room), *around);
-                    let last = payload.len() == len;
-                    let end = *end && last;
-                    message.add_data(id, end, len, payload);
-                    stream.send.window -= len as u32;
-                    if last {
-                        stream.send.out.pop_front();
-                    }
+                ComposedFrame::Data { len, around, end } => {
                     self.stats.eager_sent += len as u64;
                     self.stats.around_sent += if around { len as u64 } else { 0 };
                     self.sent_bytes(key, len);
                     end
                 }
             };
-            if ended {
+            if end {
                 self.ended(key);
                 return Composed::Idle;
             }
             self.prepare(key);
         }
+    }
+
+    /// Handles the emission of a stream's first frame.
+    #[inline]
+    fn transmitted(&mut self, key: usize) {
+        let stream = &self.streams[key];
+        let id = stream.id;
+        self.stats.streams += 1;
+        // Report room, because the body may have been waiting until the peer knows the stream.
+        if stream.send.state.accepts() {
+            self.events.push_back(Event::Writable { stream: StreamId(id) });
+        }
+        self.streams.transmitted(id);
     }
 
     /// Handles the emission of END.
