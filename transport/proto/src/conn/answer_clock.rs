@@ -53,6 +53,11 @@ impl AnswerClock {
         }
     }
 
+    /// Records that nobody wants the memory any more.
+    pub(super) fn stop(&mut self) {
+        *self = AnswerClock::Idle;
+    }
+
     /// Returns when the next tick is due. In Pending, the result is `last_received`, a time that
     /// has passed, so the tick is due at once.
     pub(super) fn deadline(&self, last_received: Instant) -> Option<Instant> {

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use super::send_half::OutputItem;
 use super::stream::Stream;
 use super::streams::Streams;
+use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::LENT_MESSAGE;
 use crate::ids::IdHasher;
@@ -132,16 +133,19 @@ impl Leases {
         Ok(())
     }
 
-    /// Handles LENT. `max` is the maximum length of a message on a connection at rest.
+    /// Handles LENT.
     ///
     /// # Errors
-    /// [`Breach::BadLease`].
+    /// [`Breach::NotBorrowing`], [`Breach::BadLease`].
     pub(super) fn on_lent(
         &mut self,
         stream: StreamId,
         lent: &LentBody,
-        max: u32,
+        config: &Config,
     ) -> Result<(), Breach> {
+        if !config.takes_lent {
+            return Err(Breach::NotBorrowing(stream));
+        }
         let LentPlace { lease, addr, .. } = lent.place;
         let bad = |why| Err(Breach::BadLease { stream, lease, why });
         if lent.len == 0 {
@@ -150,7 +154,7 @@ impl Leases {
         // Limit the bytes that surround the lent bytes: this side holds the surrounding bytes until
         // they are read, and they count in no window.
         let around = lent.head.len() + lent.tail.len();
-        if around + LENT_MESSAGE > max as usize {
+        if around + LENT_MESSAGE > config.rest_slot_size() as usize {
             return bad("more bytes around it than a message of a connection at rest has");
         }
         if addr.checked_add(lent.len.into()).is_none() {

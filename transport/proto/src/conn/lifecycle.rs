@@ -95,6 +95,16 @@ impl Life {
         is_server
     }
 
+    /// Begins to close the connection: CLOSE is due.
+    pub(super) fn close(&mut self) {
+        self.stage = Lifecycle::Closing;
+    }
+
+    /// Ends the connection: nothing more is sent or expected.
+    pub(super) fn end(&mut self) {
+        self.stage = Lifecycle::Closed;
+    }
+
     /// Handles GOAWAY. Returns whether the GOAWAY must be acknowledged.
     ///
     /// # Errors

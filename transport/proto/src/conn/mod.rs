@@ -7,11 +7,8 @@
 //! | file | what |
 //! |---|---|
 //! | `types` | the types that the driver and the connection exchange |
-//! | `connection` | a connection as a whole: its parts, its timers and its end |
-//! | `output` | the application's side of streams: open, send, reset, consume |
-//! | `memory` | the driver's side of memory: wants, grants, leases |
-//! | `receive` | receiving messages |
-//! | `transmit` | composing messages |
+//! | `connection` | a connection as a whole: its parts, its streams, its memory and its end |
+//! | `messages` | received messages, messages to send, and the timers |
 //!
 //! | part | what |
 //! |---|---|
@@ -81,12 +78,10 @@ mod keep_alive;
 mod landing;
 mod leases;
 mod lifecycle;
-mod memory;
+mod messages;
 mod named;
-mod output;
 mod output_queue;
 mod peer_grants;
-mod receive;
 mod recv_half;
 mod recv_queue;
 mod requests;
@@ -98,7 +93,6 @@ mod streams;
 mod tests;
 mod timers;
 mod transfers;
-mod transmit;
 mod types;
 mod unread;
 mod write_order;
