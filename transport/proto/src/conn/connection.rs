@@ -247,13 +247,12 @@ impl Connection {
         }
         let stream = &mut self.streams[key];
         self.output.add(stream, payload.len());
-        let queued = stream.send.queue_payload(payload, end, &self.terms);
-        if !stream.queues.waits {
-            match queued {
-                QueuedPiece::Eager => {}
-                QueuedPiece::Bulk => self.peer_grants.prepare(key, stream, &mut self.output),
-                QueuedPiece::Lend => self.leases.queue(stream),
+        match stream.send.queue_payload(payload, end, &self.terms) {
+            QueuedPiece::Bulk if !stream.queues.waits => {
+                self.peer_grants.prepare(key, stream, &mut self.output);
             }
+            QueuedPiece::Lend if !stream.queues.waits => self.leases.queue(stream),
+            QueuedPiece::Eager | QueuedPiece::Bulk | QueuedPiece::Lend => {}
         }
         self.output.mark_send(key, stream);
         Ok(())
@@ -712,11 +711,6 @@ impl Connection {
         self.output.control.shut();
     }
 
-    /// Binds memory to the transfers of a stream, or requests memory for them.
-    pub(super) fn prepare(&mut self, key: usize) {
-        self.peer_grants.prepare(key, &mut self.streams[key], &mut self.output);
-    }
-
     /// Gives up the grants and leases of dropped output.
     pub(super) fn give_up(&mut self, dropped: DroppedOutput) {
         self.output.dropped(dropped.queued);
@@ -758,7 +752,7 @@ impl Connection {
             let stream = &mut self.streams[key];
             self.output.admit(key, stream);
             self.leases.queue_all(stream);
-            self.prepare(key);
+            self.peer_grants.prepare(key, stream, &mut self.output);
         }
     }
 

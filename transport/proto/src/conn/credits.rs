@@ -194,7 +194,6 @@ impl Credits {
 
     /// Completes a message: spends a credit, and writes the message header, which carries the
     /// credits that are due to the peer. Returns the length of the message.
-    #[inline]
     pub(super) fn finish(&mut self, mut message: Composer<'_>) -> usize {
         let Returned { credits, full } = self.sent();
         if full {

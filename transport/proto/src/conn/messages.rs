@@ -182,7 +182,7 @@ impl Connection {
         end: bool,
         more: bool,
         lands: bool,
-        block: Bytes,
+        mut block: Bytes,
     ) -> Result<(), Breach> {
         let stream_id = StreamId(id);
         let is_server = self.life.side == Side::Server;
@@ -197,13 +197,13 @@ impl Connection {
         let stream = &mut self.streams[key];
         stream.send.peer_names |= lands;
         let limit = self.terms.own.max_headers;
-        match stream.recv.on_headers(stream_id, (end, more), block, limit)? {
+        match stream.recv.on_headers(stream_id, (end, more), &mut block, limit)? {
             HeaderBlock::Incomplete => return Ok(()),
             HeaderBlock::Discarded => {}
-            HeaderBlock::First(block) if is_server => {
+            HeaderBlock::First if is_server => {
                 self.events.push_back(Event::Opened { stream: stream_id, block, end });
             }
-            HeaderBlock::First(block) | HeaderBlock::Trailers(block) => {
+            HeaderBlock::First | HeaderBlock::Trailers => {
                 self.events.push_back(Event::Headers { stream: stream_id, block, end });
             }
         }
@@ -414,9 +414,11 @@ impl Connection {
     }
 
     fn compose_stream(&mut self, key: usize, message: &mut Composer<'_>) -> Composed {
-        let mut is_known = self.streams.is_known(self.streams[key].id);
+        let Some((mut stream, mut is_known)) = self.streams.get_mut(key) else {
+            return Composed::Idle;
+        };
+        let id = StreamId(stream.id);
         loop {
-            let stream = &mut self.streams[key];
             let end = match stream.compose(is_known, message, &mut self.output.fields) {
                 ComposedFrame::Idle => return Composed::Idle,
                 ComposedFrame::Full => return Composed::Full,
@@ -431,13 +433,22 @@ impl Connection {
                 ComposedFrame::Lent { lease, len, end } => {
                     self.leases.told(lease);
                     self.stats.lent += len as u64;
-                    self.sent_bytes(key, len);
+                    if self.output.sent(stream, len) {
+                        self.events.push_back(Event::Writable { stream: id });
+                    }
                     end
                 }
                 ComposedFrame::Headers { more, end } => {
                     if !is_known {
-                        self.transmitted(key);
                         is_known = true;
+                        self.stats.streams += 1;
+                        // Report room, because the body may have been waiting until the peer knows
+                        // the stream.
+                        if stream.send.state.accepts() {
+                            self.events.push_back(Event::Writable { stream: id });
+                        }
+                        self.streams.transmitted(id.0);
+                        stream = &mut self.streams[key];
                     }
                     if more {
                         return Composed::Full;
@@ -447,7 +458,9 @@ impl Connection {
                 ComposedFrame::Data { len, around, end } => {
                     self.stats.eager_sent += len as u64;
                     self.stats.around_sent += if around { len as u64 } else { 0 };
-                    self.sent_bytes(key, len);
+                    if self.output.sent(stream, len) {
+                        self.events.push_back(Event::Writable { stream: id });
+                    }
                     end
                 }
             };
@@ -455,28 +468,7 @@ impl Connection {
                 self.ended(key);
                 return Composed::Idle;
             }
-            self.prepare(key);
-        }
-    }
-
-    /// Handles the emission of a stream's first frame.
-    #[inline]
-    fn transmitted(&mut self, key: usize) {
-        let stream = &self.streams[key];
-        let id = stream.id;
-        self.stats.streams += 1;
-        // Report room, because the body may have been waiting until the peer knows the stream.
-        if stream.send.state.accepts() {
-            self.events.push_back(Event::Writable { stream: StreamId(id) });
-        }
-        self.streams.transmitted(id);
-    }
-
-    /// Records that `len` bytes of output have been handed out.
-    fn sent_bytes(&mut self, key: usize, len: usize) {
-        let stream = &mut self.streams[key];
-        if self.output.sent(stream, len) {
-            self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
+            self.peer_grants.prepare(key, stream, &mut self.output);
         }
     }
 

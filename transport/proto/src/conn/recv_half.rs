@@ -58,16 +58,16 @@ pub(super) struct RecvHalf {
 }
 
 /// The effect of a HEADERS frame.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderBlock {
     /// The frame is discarded, because this side has reset the stream.
     Discarded,
     /// The rest of the block follows.
     Incomplete,
     /// The first block of the half is complete.
-    First(Bytes),
+    First,
     /// The trailers are complete.
-    Trailers(Bytes),
+    Trailers,
 }
 
 impl RecvHalf {
@@ -86,7 +86,8 @@ impl RecvHalf {
         }
     }
 
-    /// Handles HEADERS. `limit` is the maximum length of a header block.
+    /// Handles HEADERS. Once the last part of a header block arrives, `block` is the whole header
+    /// block. `limit` is the maximum length of a header block.
     ///
     /// # Errors
     /// [`Breach::HeaderBlock`], [`Breach::FrameOrder`].
@@ -95,7 +96,7 @@ impl RecvHalf {
         &mut self,
         stream: StreamId,
         (end, more): (bool, bool),
-        block: Bytes,
+        block: &mut Bytes,
         limit: u32,
     ) -> Result<HeaderBlock, Breach> {
         if self.state == RecvState::Discarding {
@@ -108,21 +109,19 @@ impl RecvHalf {
             return Err(Breach::FrameOrder { frame: "empty HEADERS", stream });
         }
         if more {
-            self.block.put_slice(&block);
+            self.block.put_slice(block);
             return Ok(HeaderBlock::Incomplete);
         }
-        let block = if self.block.is_empty() {
-            block
-        } else {
-            self.block.put_slice(&block);
-            self.block.split().freeze()
-        };
+        if !self.block.is_empty() {
+            self.block.put_slice(block);
+            *block = self.block.split().freeze();
+        }
         match self.state {
             RecvState::Headers => {
                 self.state = RecvState::Body;
-                Ok(HeaderBlock::First(block))
+                Ok(HeaderBlock::First)
             }
-            _ if end => Ok(HeaderBlock::Trailers(block)),
+            _ if end => Ok(HeaderBlock::Trailers),
             _ => Err(Breach::FrameOrder { frame: "second HEADERS", stream }),
         }
     }

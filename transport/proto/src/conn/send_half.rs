@@ -86,6 +86,7 @@ pub(super) enum QueuedPiece {
 }
 
 /// A stream's next frame, which has been added to a message, or the reason why there is no frame.
+/// `len` counts body bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ComposedFrame {
     /// The stream has nothing more to send in a message now.
@@ -99,18 +100,17 @@ pub(super) enum ComposedFrame {
     },
     Lent {
         lease: u32,
-        /// Body bytes of the whole piece.
         len: usize,
         end: bool,
     },
+    /// If `more` is set, the rest of the block follows in the next message.
     Headers {
-        /// Whether the rest of the block follows in the next message.
         more: bool,
         end: bool,
     },
+    /// If `around` is set, the bytes lie around a field that is sent by WRITE.
     Data {
         len: usize,
-        /// Whether these bytes lie around a field that is sent by WRITE.
         around: bool,
         end: bool,
     },
