@@ -11,7 +11,7 @@ use tonic_rdma_memory::throttled;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::bootstrap::connection::{Asker, Connection, peer, trace};
+use crate::bootstrap::connection::{Asker, OfferConnection, peer, trace};
 use crate::bootstrap::stock_calls::StockCalls;
 
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
@@ -78,7 +78,7 @@ where
         if req.uri().path() == OFFER_PATH {
             let trace = trace(req.version(), req.headers());
             let (extensions, asker) = (req.extensions().clone(), self.asker.clone());
-            let connection = Connection { extensions, trace, asker };
+            let connection = OfferConnection { extensions, trace, asker };
             req.extensions_mut().insert(connection);
         } else if self.stock_calls.is_watching() {
             self.watched(&req);
@@ -95,9 +95,9 @@ mod tests {
     use super::*;
     use crate::bootstrap::connection::{OFFERS_AT_ONCE, Trace};
 
-    async fn captured(req: Request<()>) -> Option<Connection> {
+    async fn captured(req: Request<()>) -> Option<OfferConnection> {
         let inner = tower::service_fn(|req: Request<()>| async move {
-            Ok::<_, std::convert::Infallible>(req.extensions().get::<Connection>().cloned())
+            Ok::<_, std::convert::Infallible>(req.extensions().get::<OfferConnection>().cloned())
         });
         let stock_calls = Arc::new(StockCalls::new(Arc::default()));
         Capture::new(inner, stock_calls).oneshot(req).await.unwrap()
@@ -120,7 +120,7 @@ mod tests {
     #[tokio::test]
     async fn each_connection_counts_its_own_offers() {
         let inner = tower::service_fn(|req: Request<()>| async move {
-            let connection = req.extensions().get::<Connection>().cloned();
+            let connection = req.extensions().get::<OfferConnection>().cloned();
             Ok::<_, std::convert::Infallible>(connection.and_then(|c| c.asker).unwrap())
         });
         let server = Capture::new(inner, Arc::new(StockCalls::new(Arc::default())));

@@ -81,7 +81,7 @@ impl Asker {
 
 /// The captured facts about an Offer's connection, kept in the Offer's extensions.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Connection {
+pub(crate) struct OfferConnection {
     /// The connection's connect info.
     pub(crate) extensions: Extensions,
     /// Evidence of a gateway, if the Offer carries such evidence.
@@ -90,7 +90,7 @@ pub(crate) struct Connection {
     pub(crate) asker: Option<Asker>,
 }
 
-impl Connection {
+impl OfferConnection {
     /// The peer's end of the TCP connection. `None` if the transport has no TCP addresses.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         peer(&self.extensions)

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::bootstrap::connection::{Connection, Trace};
+use crate::bootstrap::connection::{OfferConnection, Trace};
 use crate::bootstrap::tickets::Network;
 use crate::connection::usage::{self, ConnectionInfo};
 use crate::path::Path;
@@ -120,7 +120,7 @@ pub(crate) struct Known {
 
 impl Gateways {
     /// Registers an accepted connection. Returns `None` if the peer has no TCP address.
-    pub(crate) fn accepted(self: &Arc<Self>, connection: &Connection) -> Option<Known> {
+    pub(crate) fn accepted(self: &Arc<Self>, connection: &OfferConnection) -> Option<Known> {
         let peer = connection.peer()?;
         let mut table = self.lock();
         let number = table.accepted;
@@ -142,7 +142,7 @@ impl Gateways {
     /// `stated` the address that the client states as its own.
     pub(crate) fn judge(
         &self,
-        connection: Option<&Connection>,
+        connection: Option<&OfferConnection>,
         stated: Option<SocketAddr>,
         now: Instant,
     ) -> Result<(), Indirect> {
@@ -273,9 +273,9 @@ mod tests {
 
     use super::*;
 
-    fn from(peer: &str) -> Connection {
+    fn from(peer: &str) -> OfferConnection {
         let remote_addr = Some(peer.parse().unwrap());
-        Connection::of(TcpConnectInfo { local_addr: None, remote_addr })
+        OfferConnection::of(TcpConnectInfo { local_addr: None, remote_addr })
     }
 
     /// Judges an Offer on a new connection.
@@ -317,7 +317,7 @@ mod tests {
         let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
         let stated = Some("10.0.0.1:7".parse().unwrap());
         assert_eq!(gateways.judge(None, stated, now), Err(Indirect::Rebuilt));
-        let unix = Connection::of(());
+        let unix = OfferConnection::of(());
         assert!(gateways.accepted(&unix).is_none());
         assert_eq!(gateways.judge(Some(&unix), stated, now), Err(Indirect::NoAddress));
         let mut tcp = from("10.0.0.1:7");

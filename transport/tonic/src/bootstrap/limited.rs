@@ -26,7 +26,7 @@ use tonic::server::NamedService;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::bootstrap::connection::{Asker, Connection, OFFERS_AT_ONCE};
+use crate::bootstrap::connection::{Asker, OFFERS_AT_ONCE, OfferConnection};
 use crate::bootstrap::pb::bootstrap_server::{BootstrapServer, SERVICE_NAME};
 use crate::bootstrap::service::OfferService;
 
@@ -69,7 +69,7 @@ impl Service<Request<Body>> for LimitedOffers {
         if request.uri().path() != OFFER_PATH {
             return self.other.call(request);
         }
-        let asker = request.extensions().get::<Connection>().and_then(|c| c.asker.as_ref());
+        let asker = request.extensions().get::<OfferConnection>().and_then(|c| c.asker.as_ref());
         let Some(permit) = asker.unwrap_or(&self.unknown).begin() else {
             let status = Status::resource_exhausted(format!(
                 "{OFFERS_AT_ONCE} Offers of this connection are in progress, or their answers are not read"

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_memory::{LogThrottle, PerProcess, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-use crate::bootstrap::connection::Connection;
+use crate::bootstrap::connection::OfferConnection;
 use crate::bootstrap::gateways::{Gateways, Indirect};
 use crate::bootstrap::pb::bootstrap_server::Bootstrap;
 use crate::bootstrap::pb::offer_response::Outcome;
@@ -136,7 +136,7 @@ impl OfferService {
     /// the connection is a gateway's, because the gateway's identity is not its clients' identity.
     fn identity(
         &self,
-        connection: Option<&Connection>,
+        connection: Option<&OfferConnection>,
         judged: Result<(), Indirect>,
     ) -> Result<Extensions, Reason> {
         match judged {
@@ -147,7 +147,7 @@ impl OfferService {
             }
             Err(why) => {
                 let reason = Reason::new(ReasonCode::ThroughGateway, why.to_string());
-                let peer = connection.and_then(Connection::peer);
+                let peer = connection.and_then(OfferConnection::peer);
                 throttled!(in REFUSED, warn, ?peer, %reason, cure = reason.cure(), "Offer refused");
                 Err(reason)
             }
@@ -174,7 +174,7 @@ impl OfferService {
         &self,
         request: &OfferRequest,
         wanted: &[&str],
-        connection: Option<&Connection>,
+        connection: Option<&OfferConnection>,
         local: Option<SocketAddr>,
     ) -> Result<pb::Grant, Reason> {
         let (min, max) = (request.version_min, request.version_max);
@@ -188,7 +188,7 @@ impl OfferService {
         }
         let judged = self.gateways.judge(connection, stated(request), Instant::now());
         let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
-        let by_tls = connection.is_some_and(Connection::is_by_tls);
+        let by_tls = connection.is_some_and(OfferConnection::is_by_tls);
         for (path, offer) in self.decided(wanted).await? {
             match offer {
                 Offer::On(_) if self.plaintext.denies(path, by_tls) => {
@@ -220,7 +220,7 @@ impl OfferService {
         }
         let holder = Holder {
             connection: asker.map(|asker| asker.number),
-            network: connection.and_then(Connection::peer).map(|peer| peer.ip().into()),
+            network: connection.and_then(OfferConnection::peer).map(|peer| peer.ip().into()),
         };
         let ticket = self
             .tickets
@@ -361,10 +361,10 @@ impl Bootstrap for OfferService {
         let local = request.local_addr();
         let peer = request.remote_addr();
         // The connection is absent if a layer rebuilt the request.
-        let connection = request.extensions().get::<Connection>();
+        let connection = request.extensions().get::<OfferConnection>();
         let wanted = named(&request.get_ref().fabrics)?;
         let outcome = self.outcome(request.get_ref(), &wanted, connection, local).await;
-        if let Some(peer) = connection.and_then(Connection::peer) {
+        if let Some(peer) = connection.and_then(OfferConnection::peer) {
             self.gateways.answered(peer, outcome.as_ref().err());
         }
         let outcome = match outcome {
@@ -382,7 +382,7 @@ impl Bootstrap for OfferService {
         // programs share a gateway's address.
         if let Outcome::Grant(_) = outcome
             && !self.through_gateways
-            && let Some(peer) = connection.and_then(Connection::peer)
+            && let Some(peer) = connection.and_then(OfferConnection::peer)
         {
             self.stock_calls.has_ticket(peer.ip());
         }
@@ -453,7 +453,7 @@ mod tests {
             local_addr: local.map(|ip| (ip, 50051).into()),
             remote_addr: Some((PEER.parse::<std::net::IpAddr>().unwrap(), 7).into()),
         };
-        let connection = Connection::of(info.clone());
+        let connection = OfferConnection::of(info.clone());
         let _known = service.gateways.accepted(&connection);
         request.extensions_mut().insert(info);
         request.extensions_mut().insert(connection);

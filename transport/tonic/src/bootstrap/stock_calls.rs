@@ -85,7 +85,7 @@ mod tests {
     use tonic::transport::server::TcpConnectInfo;
 
     use super::*;
-    use crate::bootstrap::connection::Connection;
+    use crate::bootstrap::connection::OfferConnection;
     use crate::bootstrap::gateways::Known;
 
     const LATER: Duration = AFTER.saturating_add(Duration::from_secs(1));
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    fn connection(remote_addr: SocketAddr) -> Connection {
-        Connection::of(TcpConnectInfo { local_addr: None, remote_addr: Some(remote_addr) })
+    fn connection(remote_addr: SocketAddr) -> OfferConnection {
+        OfferConnection::of(TcpConnectInfo { local_addr: None, remote_addr: Some(remote_addr) })
     }
 
     fn agent(name: &str) -> HeaderMap {

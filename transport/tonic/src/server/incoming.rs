@@ -29,7 +29,7 @@ use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 use tonic_rdma_memory::throttled;
 
-use crate::bootstrap::connection::Connection;
+use crate::bootstrap::connection::OfferConnection;
 use crate::bootstrap::gateways::{Gateways, Known};
 
 /// Time limit for the peer to close after this side has closed.
@@ -133,7 +133,7 @@ where
                 Poll::Ready(Some(Ok(io))) => match this.places.clone().try_acquire_owned() {
                     Ok(place) => {
                         (*this.refused, *this.failing) = (0, false);
-                        let known = this.gateways.accepted(&Connection::of(io.connect_info()));
+                        let known = this.gateways.accepted(&OfferConnection::of(io.connect_info()));
                         let holds = (place, this.open.clone());
                         return Poll::Ready(Some(Ok(Lingering::new(io, holds, known))));
                     }

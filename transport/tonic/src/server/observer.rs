@@ -144,7 +144,7 @@ mod tests {
     use tonic::transport::server::TcpConnectInfo;
 
     use super::*;
-    use crate::bootstrap::connection::Connection;
+    use crate::bootstrap::connection::OfferConnection;
 
     #[tokio::test]
     async fn many_connections_of_several_servers_are_listed_in_pages() {
@@ -154,7 +154,7 @@ mod tests {
         let accept = |n: u32| {
             let peer = ([10, 0, (n >> 8) as u8, n as u8], 7).into();
             let info = TcpConnectInfo { local_addr: None, remote_addr: Some(peer) };
-            servers[n as usize % 2].accepted(&Connection::of(info)).unwrap()
+            servers[n as usize % 2].accepted(&OfferConnection::of(info)).unwrap()
         };
         let mut live: Vec<_> = (0..10_000).map(accept).collect();
         let observer = ServerObserver::new(&registry, ServerStats::default());
