@@ -84,7 +84,8 @@ pub enum Reject {
     Ticket,
     /// The ticket was withdrawn, because more tickets were outstanding than the server allows.
     #[error(
-        "the ticket was withdrawn: more were outstanding than the server allows (Server::tickets)"
+        "the ticket was withdrawn: more were outstanding than a server allows (open fewer channels \
+         at a time)"
     )]
     TicketWithdrawn,
     /// The server has no memory or slots left for the connection.
@@ -99,7 +100,7 @@ pub enum Reject {
     /// The server has reached its limit of connections being set up.
     #[error(
         "the server has as many connections in the making, and waiting for that, as it allows \
-         (Server::max_handshakes)"
+         (open fewer channels at a time)"
     )]
     Handshakes,
     /// The server already serves a bare connection, and allows one at a time.

@@ -275,9 +275,8 @@ impl ReasonCode {
                 "start the server, and check address, routes and firewall of its TCP port"
             }
             Self::LimitReached => {
-                "nothing, if it is temporary: the channel tries again; otherwise raise the \
-                 server's limit (max_connections, \
-                 max_handshakes), or open fewer channels"
+                "nothing, if it is temporary: the channel tries again; otherwise open fewer \
+                 channels, or raise the server's limit of connections (max_connections)"
             }
             Self::LargePacketsLost => {
                 "give both ends and the switches between them the same MTU (`ip link set DEVICE mtu N`), and look \

@@ -19,6 +19,7 @@ use crate::land_in::IntoLandIn;
 use crate::land_in::LandIn;
 use crate::land_in::allocators::{Allocators, LandRequest};
 use crate::path::policy::{FabricKind, Plaintext, Policy, distinct};
+use crate::server::fast_path::admission::FixedLimits;
 use crate::server::observer::{Registry, ServerObserver};
 use crate::telemetry::stats::ServerStats;
 
@@ -183,20 +184,6 @@ impl<L> Server<L> {
         ServerObserver::new(&self.shared.registry, self.stats())
     }
 
-    /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each
-    /// ticket. Default is 1024 tickets and 10 seconds. A limit of 0 counts as 1.
-    ///
-    /// A ticket is outstanding from the Offer until the client's connection uses it, which usually
-    /// takes a few milliseconds. Once the limit is reached, each further ticket withdraws the
-    /// oldest ticket of the TCP connection that holds the most tickets. A client whose ticket was
-    /// withdrawn asks for another ticket for as long as its `connect` waits, then stays on TCP and
-    /// tries again.
-    #[must_use]
-    pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
-        self.shared.tickets = Some((outstanding, lifetime));
-        self
-    }
-
     /// Limit the number of concurrent fast-path connections. Default is 4,096.
     ///
     /// Further clients stay on TCP with the reason
@@ -209,21 +196,6 @@ impl<L> Server<L> {
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);
-        self
-    }
-
-    /// Limit the number of fast-path handshakes in progress, from the connect request until the
-    /// connection is established. Default is 64.
-    ///
-    /// Further requests wait for their turn, up to 10 s. For each allowed handshake, 16 may wait.
-    /// One client, identified by its TCP connection, may have 8 handshakes in progress or waiting.
-    /// Requests beyond these limits are refused with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached), and clients try again for as long as
-    /// their `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With a limit
-    /// of 0, every request is refused.
-    #[must_use]
-    pub fn max_handshakes(mut self, most: usize) -> Self {
-        self.shared.max_handshakes = Some(most);
         self
     }
 
@@ -403,17 +375,20 @@ impl<L> Server<L> {
     }
 }
 
+#[cfg(test)]
+impl Server {
+    /// Changes limits that have no public setting.
+    pub(crate) fn fixed_limits(mut self, change: impl FnOnce(&mut FixedLimits)) -> Self {
+        change(&mut self.shared.fixed_limits);
+        self
+    }
+}
+
 impl<L> fmt::Debug for Server<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("policy", &self.shared.policy).finish_non_exhaustive()
     }
 }
-
-/// Default maximum number of fast-path connections.
-pub(crate) const MAX_CONNECTIONS: usize = 4096;
-/// Maximum number of descriptors of a fast-path connection and its TCP connection.
-#[cfg(feature = "diagnose")]
-pub(crate) const DESCRIPTORS: usize = 3;
 
 /// Creates a request's span from its headers.
 pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
@@ -431,9 +406,8 @@ pub(super) struct ServerSettings {
     pub(super) policy: Policy,
     pub(super) fabrics: Option<Vec<FabricKind>>,
     pub(super) context: Option<Context>,
-    pub(super) tickets: Option<(usize, Duration)>,
     pub(super) max_connections: Option<usize>,
-    pub(super) max_handshakes: Option<usize>,
+    pub(super) fixed_limits: FixedLimits,
     pub(super) max_tcp_connections: Option<usize>,
     pub(super) max_header_size: Option<u32>,
     pub(super) keep_alive: KeepAliveSettings,

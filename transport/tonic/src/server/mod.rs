@@ -20,7 +20,7 @@
 
 mod builder;
 mod direct;
-mod fast_path;
+pub(crate) mod fast_path;
 mod incoming;
 mod observer;
 mod offer_route;
@@ -31,7 +31,7 @@ mod tcp;
 
 pub use builder::Server;
 #[cfg(feature = "diagnose")]
-pub(crate) use builder::{DESCRIPTORS, MAX_CONNECTIONS};
+pub(crate) use fast_path::admission::{DESCRIPTORS, MAX_CONNECTIONS};
 pub use observer::ServerObserver;
 pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;

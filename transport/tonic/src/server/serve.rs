@@ -23,14 +23,14 @@ use crate::bootstrap::gateways::Gateways;
 use crate::bootstrap::limited::LimitedOffers;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::stock_calls::StockCalls;
-use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
+use crate::bootstrap::tickets::Tickets;
 use crate::codec::Methods;
 use crate::error::{BoxError, Cause, Error};
 use crate::executor::boxed;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
-use crate::server::fast_path::admission::ConnectionLimits;
+use crate::server::fast_path::admission::{ConnectionLimits, FixedLimits};
 use crate::server::fast_path::{FastPath, Logging};
 use crate::server::incoming::Accepting;
 use crate::server::observer::Registry;
@@ -154,8 +154,8 @@ where
     let Server { tcp, layers, shared: mut settings } = server;
     settings.type_of_service = env.type_of_service.or(settings.type_of_service);
     let policy = env.policy(settings.policy);
-    let (outstanding, lifetime) = settings.tickets.unwrap_or((CAPACITY, LIFETIME));
-    let tickets = Arc::new(Tickets::new(outstanding, lifetime));
+    let FixedLimits { tickets, ticket_lifetime, .. } = settings.fixed_limits;
+    let tickets = Arc::new(Tickets::new(tickets, ticket_lifetime));
     let most_tcp = settings.max_tcp_connections.unwrap_or(MAX_TCP_CONNECTIONS);
     let context = settings.context.clone().unwrap_or_default();
     let fabrics = env.fabrics(settings.fabrics.as_deref(), policy);
@@ -212,7 +212,7 @@ where
                 context,
                 env_device: env.device,
                 fabrics,
-                limits: ConnectionLimits::new(&settings),
+                limits: ConnectionLimits::new(settings.max_connections, settings.fixed_limits),
                 settings,
                 tickets,
                 offering: offering.clone(),

@@ -10,16 +10,26 @@ mod exported;
 mod grafana;
 mod promql;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::{Blob, Blobs, Fabric, LIMIT, Which, World, calls, pooled};
 use exported::Exported;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::task::JoinHandle;
 use tonic::Code;
+use tonic::body::Body;
+use tonic::transport::server::TcpIncoming;
 use tonic_rdma::metrics::{ALL, Kind};
+use tonic_rdma::server::is_offer;
 use tonic_rdma::sim::{SimConfig, SimNet};
-use tonic_rdma::{Context, Path, Policy, PoolConfig};
+use tonic_rdma::{Context, Endpoint, Path, Policy, PoolConfig, Server};
+use tower::layer::layer_fn;
+use tower::util::BoxCloneService;
+use tower::{Service, ServiceExt, service_fn};
 
 use crate::alerts::Alert;
 use crate::promql::check;
@@ -80,7 +90,7 @@ async fn lose_the_link(prometheus: &PrometheusHandle) {
 }
 
 /// Servers refuse connections: one server already has the only connection that it allows, and the
-/// other server's tickets expire at once.
+/// other server's only ticket was used.
 async fn be_refused(prometheus: &PrometheusHandle) {
     let world = World::set(
         Fabric::Sim,
@@ -91,19 +101,57 @@ async fn be_refused(prometheus: &PrometheusHandle) {
     )
     .await;
     assert_eq!(world.connect().await.path().path, Path::Tcp);
-    let world = World::set(
-        Fabric::Sim,
-        Fabric::Sim.hosts(8 << 20),
-        blobs(),
-        |server| server.tickets(1, Duration::ZERO),
-        |endpoint| endpoint.policy(Policy::Auto).fast_path_timeout(Duration::from_millis(100)),
-    )
-    .await;
+    let (endpoint, serving) = serve_with_one_ticket().await;
+    for path in [Path::Sim, Path::Tcp] {
+        assert_eq!(endpoint.connect().await.unwrap().path().path, path);
+    }
     for reason in ["connections", "ticket"] {
         let refused = format!("tonic_rdma_connections_refused_total{{reason=\"{reason}\"}}");
         scrape(prometheus, reason, |text| text.contains(&refused)).await;
     }
-    drop(world);
+    serving.abort();
+}
+
+/// Serves blobs. Each Offer gets a copy of the answer to the first Offer, so only one client can
+/// use the ticket.
+async fn serve_with_one_ticket() -> (Endpoint, JoinHandle<()>) {
+    let [server, client] = Fabric::Sim.hosts(8 << 20).map(Option::unwrap);
+    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let addr = incoming.local_addr().unwrap();
+    let first: Arc<OnceLock<Bytes>> = Arc::default();
+    let layer = layer_fn(move |inner| answering_once(inner, first.clone()));
+    let router = Server::builder().context(server).layer(layer).add_service(blobs());
+    let serving = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().context(client);
+    (endpoint.fast_path_timeout(Duration::from_secs(20)), serving)
+}
+
+/// Replaces the messages of answers to Offers by the first of them, which is kept in `first`.
+fn answering_once<S>(
+    inner: S,
+    first: Arc<OnceLock<Bytes>>,
+) -> BoxCloneService<Request<Body>, Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+{
+    BoxCloneService::new(service_fn(move |request: Request<Body>| {
+        let (inner, first) = (inner.clone(), first.clone());
+        async move {
+            let is_offer = is_offer(&request);
+            let response = inner.oneshot(request).await?;
+            if !is_offer {
+                return Ok(response);
+            }
+            let (head, body) = response.into_parts();
+            let body = body.collect().await.unwrap();
+            let trailers = body.trailers().cloned();
+            let message = first.get_or_init(|| body.to_bytes()).clone();
+            let body = Full::new(message).with_trailers(async { trailers.map(Ok) });
+            Ok(Response::from_parts(head, Body::new(body)))
+        }
+    }))
 }
 
 /// The queries of the table "What to look at".

@@ -12,19 +12,42 @@ use tonic_rdma_proto::Reject;
 
 use crate::bootstrap::connection::Handshakes;
 use crate::bootstrap::service::StaysOnHost;
-use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
+use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Refused, Ticket, Tickets};
 use crate::path::policy::Plaintext;
 use crate::path::reason::ReasonCode;
 use crate::path::{Path, from_error};
-use crate::server::builder::{MAX_CONNECTIONS, ServerSettings};
 
-/// Default maximum number of handshakes in progress.
-const MAX_HANDSHAKES: usize = 64;
+/// Default maximum number of fast-path connections.
+pub(crate) const MAX_CONNECTIONS: usize = 4096;
+/// Maximum number of descriptors of a fast-path connection and its TCP connection.
+#[cfg(feature = "diagnose")]
+pub(crate) const DESCRIPTORS: usize = 3;
+/// Maximum number of handshakes in progress. A handshake takes a few milliseconds, so this many at
+/// a time admit thousands of clients in a second. Clients that stall keep the memory of at most
+/// this many connections, 8 KiB each.
+pub(crate) const MAX_HANDSHAKES: usize = 64;
 /// Number of handshakes that may wait for their turn, for each handshake that may be in progress.
-const WAITING_FOR_EACH: usize = 16;
+/// All clients that hold a ticket may wait at the same time ([`CAPACITY`]).
+pub(crate) const WAITING_FOR_EACH: usize = 16;
 /// Time limit of the wait for a turn. Clients give up earlier, unless they are configured
 /// otherwise.
-const TURN_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Limits without a public setting. Only tests change the defaults.
+#[derive(Clone, Copy)]
+pub(crate) struct FixedLimits {
+    /// Maximum number of handshakes in progress.
+    pub(crate) handshakes: usize,
+    /// Maximum number of outstanding tickets.
+    pub(crate) tickets: usize,
+    pub(crate) ticket_lifetime: Duration,
+}
+
+impl Default for FixedLimits {
+    fn default() -> Self {
+        Self { handshakes: MAX_HANDSHAKES, tickets: CAPACITY, ticket_lifetime: LIFETIME }
+    }
+}
 
 /// Limits on connections and handshakes.
 ///
@@ -45,17 +68,16 @@ pub(crate) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    pub(crate) fn new(settings: &ServerSettings) -> Self {
-        let permits = |set: Option<usize>, default| {
-            Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
-        };
-        let most = settings.max_handshakes.unwrap_or(MAX_HANDSHAKES);
+    pub(crate) fn new(max_connections: Option<usize>, fixed: FixedLimits) -> Self {
+        let permits = |count| Arc::new(Semaphore::new(count));
+        let connections = max_connections.unwrap_or(MAX_CONNECTIONS);
+        let FixedLimits { handshakes, .. } = fixed;
         Self {
-            connections: permits(settings.max_connections, MAX_CONNECTIONS),
-            handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
-            waiting: permits(Some(most.saturating_mul(1 + WAITING_FOR_EACH)), 0),
+            connections: permits(connections.min(Semaphore::MAX_PERMITS)),
+            handshakes: permits(handshakes),
+            waiting: permits(handshakes * (1 + WAITING_FOR_EACH)),
             #[cfg(feature = "measure")]
-            bare: Arc::new(Semaphore::new(1)),
+            bare: permits(1),
         }
     }
 
@@ -125,7 +147,7 @@ pub(super) fn redeem(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::tickets::{Holder, LIFETIME};
+    use crate::bootstrap::tickets::Holder;
 
     /// A client may know a device's address from a source other than its Offer.
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! A server's fast path: its listeners, tickets and admitted connections.
 
-pub(super) mod admission;
+pub(crate) mod admission;
 #[cfg(feature = "measure")]
 mod bare;
 mod listeners;
@@ -40,7 +40,7 @@ use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
 /// Time limit for an accepted connection to be established.
-const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);

@@ -3,12 +3,14 @@
 use tonic_rdma_memory::LogThrottle;
 use tonic_rdma_source_rules::files;
 
-use crate::bootstrap::connection::OFFERS_AT_ONCE;
+use crate::bootstrap::connection::{HANDSHAKES_AT_ONCE, OFFERS_AT_ONCE};
 use crate::bootstrap::gateways::{MISMATCHES, WINDOW};
 use crate::bootstrap::limited::MAX_REQUEST;
 use crate::bootstrap::service::{MAX_ANSWER, MAX_FABRICS};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME};
 use crate::path::reason::{MAX_DETAIL_TEXT, MAX_LOG_TEXT};
+use crate::server::fast_path::ACCEPT_LIMIT;
+use crate::server::fast_path::admission::{MAX_HANDSHAKES, TURN_LIMIT, WAITING_FOR_EACH};
 
 /// Formats a number with a comma before each three digits.
 fn grouped(n: usize) -> String {
@@ -37,6 +39,14 @@ fn the_table_of_limits_has_the_constants() {
             format!("{}, each for {} s", grouped(CAPACITY), LIFETIME.as_secs()),
         ),
         (
+            "handshakes in progress",
+            format!("{MAX_HANDSHAKES}, each for {} s at most", ACCEPT_LIMIT.as_secs()),
+        ),
+        (
+            "handshakes that wait; all those of one TCP connection",
+            format!("{WAITING_FOR_EACH} for each that may be in progress; {HANDSHAKES_AT_ONCE}"),
+        ),
+        (
             "Offers of a TCP connection at a time, each until its answer has left",
             OFFERS_AT_ONCE.to_string(),
         ),
@@ -60,6 +70,9 @@ fn the_table_of_limits_has_the_constants() {
     ] {
         assert_eq!(default(what), limit, "{what}");
     }
+    let handshakes = text.lines().find(|line| line.starts_with("| handshakes in progress |"));
+    let turn = format!("| they wait for their turn, {} s at most |", TURN_LIMIT.as_secs());
+    assert!(handshakes.is_some_and(|row| row.ends_with(&turn)), "{handshakes:?}");
     let minutes = [("ten", 10)].iter().find(|(_, n)| n * 60 == WINDOW.as_secs()).unwrap().0;
     assert_eq!(
         default("Offers that state another address than the server sees"),

@@ -96,7 +96,7 @@ async fn no_more_connections_than_the_limit() {
 #[tokio::test]
 async fn no_more_handshakes_than_the_limit() {
     let world = World::new();
-    let builder = world.builder().max_handshakes(1);
+    let builder = world.builder().fixed_limits(|limits| limits.handshakes = 1);
     let stats = builder.stats();
     let serving = limited(&world, |_| builder).await;
     let served = Served::start(&world.connect(&serving).await);
@@ -126,12 +126,15 @@ async fn no_more_handshakes_than_the_limit() {
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(60);
+/// The lifetime of tickets that do not expire during a test, however busy the machine is.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// One client may have only a few connections in progress, so other clients get their turn.
 #[tokio::test]
 async fn one_client_does_not_take_all_turns() {
     let world = World::new();
-    let serving = limited(&world, |server| server.max_handshakes(16)).await;
+    let few = |server: Server| server.fixed_limits(|limits| limits.handshakes = 16);
+    let serving = limited(&world, few).await;
     let mut hand = Hand::new(&world, &serving).await;
     let mut tickets = Vec::new();
     for _ in 0..30 {
@@ -154,7 +157,8 @@ async fn one_client_does_not_take_all_turns() {
 #[tokio::test]
 async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     let world = World::new();
-    let serving = limited(&world, |server| server.max_handshakes(0)).await;
+    let none = |server: Server| server.fixed_limits(|limits| limits.handshakes = 0);
+    let serving = limited(&world, none).await;
     // This time is long enough for several attempts on a busy machine.
     let timeout = Duration::from_secs(4);
     let endpoint = world.endpoint(&serving).fast_path_timeout(timeout);
@@ -170,9 +174,9 @@ async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
 #[tokio::test]
 async fn a_repeated_try_without_an_answer_leaves_the_reason_of_the_first() {
     let world = World::new();
-    let builder = world.builder();
+    let builder = world.builder().fixed_limits(|limits| limits.handshakes = 0);
     let stats = builder.stats();
-    let serving = limited(&world, |_| builder.max_handshakes(0)).await;
+    let serving = limited(&world, |_| builder).await;
     let endpoint = world.endpoint(&serving).fast_path_timeout(Duration::from_secs(4));
     let connecting = tokio::spawn(async move { endpoint.connect().await });
     while stats.get().connections_refused == 0 {
@@ -187,7 +191,10 @@ async fn a_repeated_try_without_an_answer_leaves_the_reason_of_the_first() {
 #[tokio::test]
 async fn a_flood_of_offers_leaves_channels_alone() {
     let world = World::new();
-    let serving = limited(&world, |server| server.tickets(8, Duration::from_secs(3600))).await;
+    let few = |server: Server| {
+        server.fixed_limits(|limits| (limits.tickets, limits.ticket_lifetime) = (8, HOUR))
+    };
+    let serving = limited(&world, few).await;
     let channel = world.connect(&serving).await;
     let served = Served::start(&channel);
     let mut hand = Hand::new(&world, &serving).await;

@@ -147,8 +147,8 @@ async fn a_wrong_ticket_is_refused_and_logged() {
 async fn an_expired_ticket_is_refused_and_logged() {
     let logs = Logs::capture();
     let world = World::new();
-    let router = world.builder().tickets(4, Duration::ZERO).add_service(Echo);
-    let serving = Serving::start(router).await;
+    let mut server = world.builder().fixed_limits(|limits| limits.ticket_lifetime = Duration::ZERO);
+    let serving = Serving::start(server.add_service(Echo)).await;
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
     assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
@@ -159,8 +159,8 @@ async fn an_expired_ticket_is_refused_and_logged() {
 async fn no_more_tickets_than_the_limit() {
     let logs = Logs::capture();
     let world = World::new();
-    let router = world.builder().tickets(2, LIMIT).add_service(Echo);
-    let serving = Serving::start(router).await;
+    let mut server = world.builder().fixed_limits(|limits| limits.tickets = 2);
+    let serving = Serving::start(server.add_service(Echo)).await;
     let mut hand = Hand::new(&world, &serving).await;
     let (first, addr) = hand.ticket().await;
     let (second, _) = hand.ticket().await;
@@ -178,7 +178,8 @@ async fn no_more_tickets_than_the_limit() {
 async fn all_tickets_in_one_hand_keep_nobody_else_out() {
     let world = World::new();
     // No ticket expires while a busy machine issues them.
-    let mut server = world.builder().tickets(CAPACITY, Duration::from_secs(3600));
+    const HOUR: Duration = Duration::from_secs(3600);
+    let mut server = world.builder().fixed_limits(|limits| limits.ticket_lifetime = HOUR);
     let serving = Serving::start(server.add_service(Echo)).await;
     let mut hoarder = Hand::new(&world, &serving).await;
     let mut first = None;

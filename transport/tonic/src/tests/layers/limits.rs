@@ -169,8 +169,7 @@ async fn a_server_that_allows_no_streams_offers_no_fast_path() {
 #[tokio::test]
 async fn the_largest_settings_are_served() {
     let world = World::new();
-    let builder = world.builder().concurrency_limit_per_connection(usize::MAX);
-    let mut builder = builder.tickets(usize::MAX, Duration::MAX);
+    let mut builder = world.builder().concurrency_limit_per_connection(usize::MAX);
     let serving = Serving::start(builder.add_service(Echo)).await;
     let endpoint = world.endpoint(&serving).fast_path_timeout(Duration::MAX);
     for channel in both(endpoint.concurrency_limit(usize::MAX)).await {
