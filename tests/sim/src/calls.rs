@@ -16,11 +16,11 @@ use tonic::{Code, Status};
 use tonic_rdma::{Channel, LandIn, LendableBuf};
 use tower::ServiceExt;
 
-use crate::load::{CallPlan, Kind};
+use crate::load::{CALL, CallPlan, Kind};
 use crate::named;
 use crate::oracle::Outcome;
 use crate::pattern::{self, Key};
-use crate::service::{AnyCodec, CALL, Message, Part, messages, prefix, whole};
+use crate::service::{AnyCodec, Message, Part, messages, prefix, whole};
 use crate::world::World;
 
 /// Makes a planned call, and records how it ended.

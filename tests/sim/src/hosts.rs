@@ -89,10 +89,11 @@ impl RunningServer {
         // gateway.
         let mut server =
             Server::builder().context(hosts.contexts[host].clone()).offer_through_gateways(true);
-        if named::at_servers(world.plan.seed) {
-            server = server
-                .land_in("/sim.Planned/UnaryZero", named::for_request)
-                .land_in("/sim.Planned/UpZero", named::for_request);
+        if world.plan.buffers_at_servers() {
+            for method in named::METHODS {
+                let world = world.clone();
+                server = server.land_in(method, move |request| named::for_request(&world, request));
+            }
         }
         let router = server.add_service(Planned(world.clone()));
         let task = tokio::spawn(router.serve_with_incoming_shutdown(incoming, signal));

@@ -7,6 +7,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tonic::Code;
 
+/// The metadata key for the call's number.
+pub(crate) const CALL: &str = "sim-call";
+
 pub(crate) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
@@ -138,6 +141,29 @@ impl CallPlan {
                 (self.drop_after, self.drop_after_responses) = (None, None);
             }
         }
+    }
+
+    /// Whether there is a buffer for the response to land in: for a third of the calls whose client
+    /// has the codec for it.
+    pub(crate) fn has_buffer(&self) -> bool {
+        self.client_zero_copy && self.kind != Kind::Raw && self.id % 3 == 1
+    }
+
+    /// The length of a buffer for a field of this many bytes. Some buffers are too short.
+    pub(crate) fn buffer_len(&self, field: usize) -> usize {
+        if self.id % 9 == 1 { field / 2 } else { field + self.id % 2 }
+    }
+
+    /// Whether the call may fail, because its first response or request is longer than its buffer.
+    /// `at_server` says that the server has buffers for requests.
+    pub(crate) fn may_be_too_long(&self, at_server: bool) -> bool {
+        let lands = matches!(self.kind, Kind::Unary | Kind::ClientStreaming)
+            && self.server_zero_copy
+            && at_server;
+        let response = self.responses.first().filter(|_| self.has_buffer());
+        let request = self.requests.first().filter(|_| lands);
+        let mut fields = response.into_iter().chain(request);
+        fields.any(|field| self.buffer_len(*field) < *field)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tonic_rdma::{FinishError, LandIn, LandRequest};
 
-use crate::load::{CallPlan, Kind};
+use crate::load::{CALL, CallPlan};
 use crate::pattern::{self, Key};
 use crate::world::World;
 
@@ -18,12 +18,10 @@ const KEPT: Duration = Duration::from_millis(300);
 /// Time between two attempts to get a buffer back while a reader retains the field.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// The buffer for a call's response to land in, for a third of the calls whose client has the codec
-/// for it. Some buffers are too short.
+/// The buffer for a call's response to land in, if it has one.
 pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
     let first = *call.responses.first()?;
-    let named = call.client_zero_copy && call.kind != Kind::Raw && call.id % 3 == 1;
-    let len = if call.id % 9 == 1 { first / 2 } else { first + call.id % 2 };
+    let (named, len) = (call.has_buffer(), call.buffer_len(first));
     // Half of the buffers stay registered until their owners get them back.
     let kept = |land_in: LandIn<Vec<u8>>| match call.id % 2 {
         0 => land_in.keep_registered(),
@@ -32,15 +30,14 @@ pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
     named.then(|| kept(LandIn::new(vec![0; len])))
 }
 
-/// The buffer for a request to land in, at the servers of some runs.
-#[allow(clippy::unnecessary_wraps, reason = "an allocator may refuse")]
-pub(crate) fn for_request(request: &LandRequest<'_>) -> Option<Vec<u8>> {
-    Some(vec![0; request.field.unwrap_or(100_000).min(1 << 20) as usize])
-}
+/// The methods with buffers for requests.
+pub(crate) const METHODS: [&str; 2] = ["/sim.Planned/UnaryZero", "/sim.Planned/UpZero"];
 
-/// Whether the servers of a run have buffers for requests. If so, they give no standing grants.
-pub(crate) fn at_servers(seed: u64) -> bool {
-    seed % 4 == 3
+/// The buffer for a request to land in, at the servers of some runs.
+pub(crate) fn for_request(world: &World, request: &LandRequest<'_>) -> Option<Vec<u8>> {
+    let id: usize = request.headers.get(CALL)?.to_str().ok()?.parse().ok()?;
+    let call = world.plan.calls.get(id)?;
+    Some(vec![0; call.buffer_len(*call.requests.first()?)])
 }
 
 /// Waits until a buffer comes back, checks its content, and checks that nothing else writes to it

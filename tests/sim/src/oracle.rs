@@ -144,6 +144,11 @@ impl CallLog {
                 _ => Ok(()),
             };
         }
+        let too_long =
+            status.code() == Code::OutOfRange && status.message().contains("does not fit a buffer");
+        if too_long && call.may_be_too_long(plan.buffers_at_servers()) {
+            return Ok(());
+        }
         let late = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
         if late && call.deadline.is_some_and(|deadline| took + ms(2) >= deadline) {
             return Ok(());
@@ -176,7 +181,11 @@ impl CallLog {
             counts.calls += 1;
             *match outcome {
                 Outcome::Status(status) if status.code() == Code::Ok => &mut counts.well,
-                Outcome::Status(status) if status.code() == call.code => &mut counts.as_planned,
+                Outcome::Status(status)
+                    if status.code() == call.code || status.code() == Code::OutOfRange =>
+                {
+                    &mut counts.as_planned
+                }
                 Outcome::Status(status)
                     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) =>
                 {

@@ -149,6 +149,12 @@ pub(crate) struct Plan {
 pub(crate) const MAX_HARMLESS_SILENCE: Duration = Duration::from_millis(3_600);
 
 impl Plan {
+    /// Whether the servers of the run have buffers for requests. If so, they give no standing
+    /// grants.
+    pub(crate) fn buffers_at_servers(&self) -> bool {
+        self.seed % 4 == 3
+    }
+
     pub(crate) fn draw(seed: u64, theme: Option<Theme>) -> Plan {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x7465_7374_7369_6d75);
         let drawn = THEMES.choose(&mut rng).copied().unwrap_or(Theme::Calm);

@@ -19,13 +19,10 @@ use tonic::{Code, Status, Streaming};
 use tonic_rdma::LandIn;
 use tower::Service;
 
-use crate::load::{CallPlan, Reading};
+use crate::load::{CALL, CallPlan, Reading};
 use crate::named;
 use crate::pattern::{self, Key};
 use crate::world::World;
-
-/// The metadata key for the call's number.
-pub(crate) const CALL: &str = "sim-call";
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;

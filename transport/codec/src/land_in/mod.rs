@@ -83,8 +83,7 @@ pub enum WhyEmpty {
     /// The message has no field of type `Bytes`, or only empty fields of this type.
     #[error("the message has no bytes field")]
     NoField,
-    /// The field is longer than the buffer. The field was delivered as usual. With
-    /// `LandIn::or_fail`, the call failed instead.
+    /// The field is longer than the buffer, so the call failed with OUT_OF_RANGE.
     #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
     #[non_exhaustive]
     TooLong {

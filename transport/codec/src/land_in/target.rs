@@ -10,21 +10,16 @@ use tonic_rdma_memory::{NamedBuffer, NamedLease};
 
 use super::{Outcome, WhyCopied, WhyEmpty};
 
-/// The buffer and its options, which a request carries in its extensions.
+/// The buffer and its outcome, which a request carries in its extensions.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub buffer: NamedBuffer,
-    fails: bool,
     outcome: Arc<Mutex<Option<Outcome>>>,
 }
 
 impl Target {
     pub fn new(buffer: NamedBuffer) -> Self {
-        Target { buffer, fails: false, outcome: Arc::default() }
-    }
-
-    pub fn fails_if_too_long(&mut self) {
-        self.fails = true;
+        Target { buffer, outcome: Arc::default() }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -43,7 +38,6 @@ impl Target {
         *lock(&self.outcome) = None;
         Some(Arc::new(Claimed {
             lease,
-            fails: self.fails,
             why: Mutex::new(why),
             copied: Arc::default(),
             outcome: self.outcome.clone(),
@@ -55,7 +49,6 @@ impl Target {
 #[derive(Debug)]
 pub struct Claimed {
     pub lease: NamedLease,
-    fails: bool,
     why: Mutex<WhyCopied>,
     /// Bytes that were copied and not counted yet.
     copied: Arc<AtomicU64>,
@@ -82,17 +75,18 @@ impl Claimed {
         self.set(Outcome::Empty { why });
     }
 
-    /// Whether a field of this length fits the buffer. Returns an error if the field does not fit
-    /// and the program has set `or_fail`.
-    pub fn fits(&self, field: usize) -> Result<bool, Status> {
-        let buffer = self.lease.capacity();
-        if field <= buffer {
-            return Ok(true);
-        }
-        let why = WhyEmpty::TooLong { field, buffer };
+    /// Whether a field of this length fits the buffer.
+    pub fn fits(&self, field: usize) -> bool {
+        field <= self.lease.capacity()
+    }
+
+    /// Leaves the buffer empty, because a field of this length does not fit. Returns the status of
+    /// the failed call.
+    pub fn too_long(&self, field: usize) -> Status {
+        let why = WhyEmpty::TooLong { field, buffer: self.lease.capacity() };
         let status = Status::out_of_range(format!("{why}, which it was to land in"));
         self.stays_empty(why);
-        if self.fails { Err(status) } else { Ok(false) }
+        status
     }
 
     /// The number of bytes copied to the buffer since a reader last reset this number to 0.

@@ -19,7 +19,8 @@ pub(crate) struct NamedMessage {
 
 impl NamedMessage {
     /// Decodes the message. If possible, the longest `bytes` field of the message is a view of the
-    /// buffer: the field either landed in the buffer, or is copied to the buffer now.
+    /// buffer: the field either landed in the buffer, or is copied to the buffer now. A field that
+    /// is longer than the buffer is an error.
     ///
     /// The position that the peer stated for the field is not trusted. So the message is decoded
     /// twice. The first pass finds the field.
@@ -33,8 +34,8 @@ impl NamedMessage {
             claimed.has_landed(len);
             return decode(parts);
         }
-        if !claimed.fits(len)? {
-            return decode(parts);
+        if !claimed.fits(len) {
+            return Err(claimed.too_long(len));
         }
         for part in &mut parts {
             // Copy parts that lie in the buffer to private memory, because the field is copied over

@@ -136,18 +136,11 @@ pub enum FinishError {
 impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// Takes a buffer in which one reply at a time lands. `as_mut` is called once, and the field
     /// lands at the beginning of its result.
+    ///
+    /// A call whose field is longer than the buffer fails with OUT_OF_RANGE, and the status names
+    /// both lengths.
     pub fn new(buffer: T) -> Self {
         LandIn { target: Target::new(NamedBuffer::new(buffer)), _owner: PhantomData }
-    }
-
-    /// Makes a call fail if its field is longer than the buffer. The status is OUT_OF_RANGE and
-    /// names both lengths. If the server states the length, the call fails before the field is
-    /// transferred. Without this option the reply is delivered in the ordinary way, and the buffer
-    /// stays empty.
-    #[must_use]
-    pub fn or_fail(mut self) -> Self {
-        self.target.fails_if_too_long();
-        self
     }
 
     /// Keeps the whole buffer registered over RDMA, from the first reply that lands in it until

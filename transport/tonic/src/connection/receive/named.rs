@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::RegionError;
-use tonic_rdma_proto::{Connection, GrantMemory, NamedWant, ResetCode, Side, StreamId};
+use tonic_rdma_proto::{Connection, GrantMemory, NamedWant, Side, StreamId};
 
 use crate::connection::call::streams::Streams;
 use crate::connection::receive::grant::Granter;
@@ -64,28 +64,21 @@ impl Granter<'_> {
         went_on
     }
 
-    /// Begins to register the buffer for a want, or refuses the want. If the buffer is too short
-    /// and the application has asked for an error, fails the call. Returns false if the buffer is
-    /// being registered.
+    /// Begins to register the buffer for a want, or refuses the want, for example because the field
+    /// is too long. The decoder then fails the call, if the field belongs to the first message.
+    /// Returns false if the buffer is being registered.
     fn register(&mut self, want: NamedWant) -> bool {
         let NamedWant { stream, field, offset } = want;
-        let named = self.streams.io.get(&stream).and_then(|io| io.named.clone());
-        let fits = named.as_ref().map_or(Ok(false), |named| named.fits(field as usize));
-        match (named, fits) {
-            (Some(named), Ok(true)) => {
-                let (lease, range) = (named.lease.clone(), offset as usize..field as usize);
-                let registration = self.landing.account.register_named(lease, range);
-                let step = NamingStep::Registering(registration);
-                self.landing.naming.push(Naming { stream, step });
-                return false;
-            }
-            (_, Err(status)) => {
-                self.conn.reset(stream, ResetCode::CANCEL);
-                self.streams.fail(stream, status, self.tasks);
-            }
-            _ => self.conn.refuse_named(stream),
-        }
-        true
+        let named = self.streams.io.get(&stream).and_then(|io| io.named.as_ref());
+        let Some(named) = named.filter(|named| named.fits(field as usize)) else {
+            self.conn.refuse_named(stream);
+            return true;
+        };
+        let (lease, range) = (named.lease.clone(), offset as usize..field as usize);
+        let registration = self.landing.account.register_named(lease, range);
+        let step = NamingStep::Registering(registration);
+        self.landing.naming.push(Naming { stream, step });
+        false
     }
 
     fn grant_registered(&mut self) -> bool {
