@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tonic_rdma::{Channel, Path, ReasonCode};
+use tonic_rdma::{Channel, Context, ContextBuilder, Path, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
@@ -20,8 +20,12 @@ use crate::veth::{clear_netem, netem};
 pub async fn a_hole_is_survived(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     let hasty = test.endpoint(test.at).connect().await.unwrap();
-    let hastier = test.endpoint(test.at).ack_retries(1).connect().await.unwrap();
-    let patient = test.endpoint(test.at).ack_timeout(Duration::from_secs(1));
+    let device = test.topology.client_device.clone();
+    let with = |set: fn(ContextBuilder) -> ContextBuilder| {
+        test.endpoint(test.at).context(set(Context::builder().device(&device)).build())
+    };
+    let hastier = with(|context| context.ack_retries(1)).connect().await.unwrap();
+    let patient = with(|context| context.ack_timeout(Duration::from_secs(1)));
     let patient = patient.connect().await.unwrap();
     let call = async |channel: &Channel| {
         client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 10)).await

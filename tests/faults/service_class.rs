@@ -72,22 +72,22 @@ async fn of_both(client: Option<u8>, server: Option<u8>) -> Seen {
     let Topology { server_device, client_device, .. } = Topology::veth();
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let at = incoming.local_addr().unwrap();
-    let mut builder = Server::builder()
-        .fabrics([FabricKind::Verbs])
-        .context(Context::builder().device(server_device).build());
-    if let Some(tos) = server {
-        builder = builder.type_of_service(tos);
-    }
+    let context = |device: String, tos: Option<u8>| {
+        let builder = Context::builder().device(device);
+        match tos {
+            Some(tos) => builder.type_of_service(tos).build(),
+            None => builder.build(),
+        }
+    };
+    let mut builder =
+        Server::builder().fabrics([FabricKind::Verbs]).context(context(server_device, server));
     let routes = builder.add_service(Scripted::server(&Probe::default()));
     let serving = tokio::spawn(routes.serve_with_incoming(incoming));
-    let mut endpoint = Endpoint::from_shared(format!("http://{at}"))
+    let endpoint = Endpoint::from_shared(format!("http://{at}"))
         .unwrap()
         .policy(Policy::Require)
         .fabrics([FabricKind::Verbs])
-        .context(Context::builder().device(client_device).build());
-    if let Some(tos) = client {
-        endpoint = endpoint.type_of_service(tos);
-    }
+        .context(context(client_device, client));
     let channel = endpoint.connect().await.unwrap();
     assert_eq!(channel.path().path, Path::Verbs);
     let reader = Reader::start();

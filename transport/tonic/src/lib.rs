@@ -85,7 +85,7 @@
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `require-verbs` | replaces the [`Policy`] set in code |
 //! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,shm` |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | allows only this device |
-//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces `type_of_service` of [`Endpoint`] and [`Server`] |
+//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`ContextBuilder::type_of_service`] |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |
 //!
 //! All variables are read whenever an endpoint connects and when a server starts. A bad value is an

@@ -37,15 +37,13 @@ pub(crate) struct Plan {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
+    pub(crate) env_type_of_service: Option<u8>,
     /// The fabrics to try, in order of preference.
     pub(crate) fabrics: Vec<FabricKind>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
     pub(crate) max_header_size: Option<u32>,
     pub(crate) keep_alive: KeepAliveSettings,
-    pub(crate) ack_timeout: Option<Duration>,
-    pub(crate) ack_retries: Option<u8>,
-    pub(crate) type_of_service: Option<u8>,
     pub(crate) copy_on_delivery: bool,
     pub(crate) rails: Arc<Rails>,
     /// The number of the connection within its channel, from 0.
@@ -202,11 +200,11 @@ impl Plan {
         pool.may_land().map_err(|error| from_error::pool(&error))?;
         // Lend this server only memory that no other process borrows.
         let pool = pool.for_peer();
-        let mut options = self.context.connection_config(&pool, fabric.grows());
+        let mut options =
+            self.context.configure(tonic_rdma_proto::Side::Client, &pool, fabric.grows());
         options.headers(self.max_header_size);
         options.keep_alive(self.keep_alive);
-        options.ack(self.ack_timeout, self.ack_retries);
-        options.type_of_service(self.type_of_service);
+        options.link.type_of_service = self.context.type_of_service(self.env_type_of_service);
         options.link.source = rail.source;
         options.copy_on_delivery(self.copy_on_delivery);
         let attempted = Attempted(Some(pool.clone()));

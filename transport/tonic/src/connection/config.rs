@@ -148,22 +148,6 @@ impl ConnectionConfig {
         }
     }
 
-    /// Sets the time after which a device sends an unacknowledged packet again, and how many times
-    /// it does so.
-    pub(crate) fn ack(&mut self, timeout: Option<Duration>, retries: Option<u8>) {
-        if let Some(timeout) = timeout {
-            self.link.ack_timeout = timeout;
-        }
-        if let Some(retries) = retries {
-            self.link.ack_retries = retries;
-        }
-    }
-
-    /// Sets the packets' type of service.
-    pub(crate) fn type_of_service(&mut self, tos: Option<u8>) {
-        self.link.type_of_service = tos;
-    }
-
     /// Makes requests land in application buffers.
     pub(crate) fn land_in(&mut self, allocators: &Arc<Allocators>) {
         if !allocators.is_empty() {

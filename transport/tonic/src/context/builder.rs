@@ -5,9 +5,10 @@ use std::time::Duration;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Lending, ShmAccess, Takes};
-use tonic_rdma_memory::PoolConfig;
-use tonic_rdma_proto::Config;
+use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::{Config, Side};
 
+use crate::connection::ConnectionConfig;
 use crate::error::InvalidAlignment;
 
 /// Builds a [`Context`](super::Context).
@@ -19,6 +20,9 @@ pub struct ContextBuilder(pub(super) ContextSettings);
 pub(super) struct ContextSettings {
     pub(super) pool: PoolConfig,
     pub(super) device: Option<String>,
+    pub(super) ack_timeout: Option<Duration>,
+    pub(super) ack_retries: Option<u8>,
+    pub(super) type_of_service: Option<u8>,
     #[cfg(feature = "test-util")]
     pub(super) sim: Vec<SimDevice>,
     pub(super) shm_access: ShmAccess,
@@ -50,6 +54,47 @@ impl ContextBuilder {
     /// this setting.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.0.device = Some(name.into());
+        self
+    }
+
+    /// How long this host's devices wait for an acknowledgement before they send a packet again.
+    /// Default is 268 ms. The value is rounded up to 4.096 us times a power of two, and clamped to
+    /// the range from 1 ms to 17 s.
+    ///
+    /// Together with [`ack_retries`](Self::ack_retries), this time decides how long the network may
+    /// fail before a connection is lost. The limit is this time multiplied by one more than the
+    /// number of retries: 1.9 s by default. Some networks need longer to replace a broken route,
+    /// for example with a bond, a switch that restarts, or a subnet manager that computes routes.
+    /// For such a network, set a longer time. Each side of a connection uses the time of its own
+    /// context.
+    ///
+    /// The setting applies only to InfiniBand and RoCE. On iWARP, TCP decides when to send again,
+    /// and shared memory loses no packets.
+    pub fn ack_timeout(mut self, time: Duration) -> Self {
+        self.0.ack_timeout = Some(time);
+        self
+    }
+
+    /// How often a device sends a packet again before the connection is lost. Default is 6. The
+    /// value is clamped to the range from 1 to 6. See [`ack_timeout`](Self::ack_timeout). The value
+    /// of the client's context applies to both sides of a connection.
+    pub fn ack_retries(mut self, retries: u8) -> Self {
+        self.0.ack_retries = Some(retries);
+        self
+    }
+
+    /// Type of service of the packets that this host's devices send: the byte of the IP header
+    /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use
+    /// this byte to select a class of packets that is never dropped or has a share of the
+    /// bandwidth. `TONIC_RDMA_TOS`, if set, overrides this setting. Default is the system's value
+    /// for the device.
+    ///
+    /// On RoCE v2 and InfiniBand, where the byte is the traffic class, the value of the client's
+    /// context applies to both sides of a connection. Soft-iWARP does not set the byte. On other
+    /// iWARP devices, if the device supports it, each side uses the value of its own context. The
+    /// TCP side is not changed.
+    pub fn type_of_service(mut self, tos: u8) -> Self {
+        self.0.type_of_service = Some(tos);
         self
     }
 
@@ -179,5 +224,49 @@ impl ContextBuilder {
     pub fn sim(mut self, device: SimDevice) -> Self {
         self.0.sim.push(device);
         self
+    }
+}
+
+impl ContextSettings {
+    /// The configuration of a connection that this process requests or accepts.
+    pub(super) fn configure(&self, side: Side, pool: &Pool, grows: bool) -> ConnectionConfig {
+        let mut options = ConnectionConfig::for_pool(pool, grows, self.pinned_per_peer);
+        let link = &mut options.link;
+        link.busy_poll_limit = self.busy_poll_limit.unwrap_or(link.busy_poll_limit);
+        link.ack_timeout = self.ack_timeout.unwrap_or(link.ack_timeout);
+        // The connecting side's retries apply to both sides. An accepting side does not learn them,
+        // so it keeps the default, which is the maximum.
+        if side == Side::Client {
+            link.ack_retries = self.ack_retries.unwrap_or(link.ack_retries);
+        }
+        options.proto.align = self.landing_alignment.unwrap_or(options.proto.align);
+        options.takes(self.takes);
+        options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tonic_rdma_fabric::LinkConfig;
+    use tonic_rdma_memory::HeapRegistrar;
+
+    use super::*;
+
+    #[test]
+    fn a_server_expects_the_most_retries_that_a_client_may_set() {
+        let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap();
+        let time = Duration::from_secs(1);
+        let ContextBuilder(settings) =
+            ContextBuilder::default().ack_timeout(time).ack_retries(2).busy_poll_limit(time);
+        let link = |side| settings.configure(side, &pool, true).link;
+        let [client, server] = [Side::Client, Side::Server].map(link);
+        for side in [&client, &server] {
+            assert_eq!((side.ack_timeout, side.busy_poll_limit), (time, time));
+        }
+        assert_eq!((client.ack_retries, server.ack_retries), (2, 6));
+        let most = LinkConfig { ack_retries: u8::MAX, ack_timeout: time, ..LinkConfig::default() };
+        assert_eq!(server.ack_limit(), most.ack_limit());
     }
 }

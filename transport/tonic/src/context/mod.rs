@@ -34,6 +34,7 @@ use tonic_rdma_fabric::{
 use tonic_rdma_memory::{
     HeapRegistrar, PerProcess, Pool, PoolConfig, PoolError, PoolStats, throttled,
 };
+use tonic_rdma_proto::Side;
 
 use crate::channel::backoff::Jitter;
 use crate::connection::ConnectionConfig;
@@ -126,6 +127,11 @@ impl Context {
         env.map(str::to_owned).or_else(|| self.0.settings.device.clone())
     }
 
+    /// The type of service of a device's packets, as the environment or else the builder sets it.
+    pub(crate) fn type_of_service(&self, env: Option<u8>) -> Option<u8> {
+        env.or(self.0.settings.type_of_service)
+    }
+
     fn shm(&self) -> Result<Fabric, FabricError> {
         if let Some(fabric) = self.0.state.shm.get() {
             return Ok(fabric.clone());
@@ -136,16 +142,8 @@ impl Context {
 
     /// The configuration of a connection with memory from `pool`. `grows` says whether slots are
     /// added and removed with the load.
-    pub(crate) fn connection_config(&self, pool: &Pool, grows: bool) -> ConnectionConfig {
-        let mut options = ConnectionConfig::for_pool(pool, grows, self.0.settings.pinned_per_peer);
-        if let Some(limit) = self.0.settings.busy_poll_limit {
-            options.link.busy_poll_limit = limit;
-        }
-        if let Some(align) = self.0.settings.landing_alignment {
-            options.proto.align = align;
-        }
-        options.takes(self.0.settings.takes);
-        options
+    pub(crate) fn configure(&self, side: Side, pool: &Pool, grows: bool) -> ConnectionConfig {
+        self.0.settings.configure(side, pool, grows)
     }
 
     /// The configuration of an RDMA device's pool. `ignores_ipc_lock` says that the device applies

@@ -130,10 +130,9 @@ impl Diagnose {
         let request = DiagnosisRequest { env, context, peer };
         let (mut diagnosis, facts) = check::run(&request).await;
         let files = SystemFiles::real();
-        let of_endpoint = request.peer.as_ref().and_then(|peer| peer.shared.type_of_service);
         let settings = hints::HintSettings {
             total_uuars: std::env::var_os("MLX5_TOTAL_UUARS").is_some(),
-            type_of_service: request.env.type_of_service.or(of_endpoint),
+            type_of_service: request.context.type_of_service(request.env.type_of_service),
         };
         diagnosis.hints = hints::hints(&files, &diagnosis.devices, settings);
         if let Some(endpoint) = &request.peer {

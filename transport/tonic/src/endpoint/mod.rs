@@ -65,9 +65,6 @@ pub(crate) struct EndpointSettings {
     pub(crate) context: Option<Context>,
     pub(crate) max_header_size: Option<u32>,
     pub(crate) keep_alive: KeepAliveSettings,
-    pub(crate) ack_timeout: Option<Duration>,
-    pub(crate) ack_retries: Option<u8>,
-    pub(crate) type_of_service: Option<u8>,
     pub(crate) rails: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     pub(crate) plaintext_rdma: bool,
@@ -313,47 +310,6 @@ impl Endpoint {
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.tcp = self.tcp.http2_max_header_list_size(bytes);
-        self
-    }
-
-    /// How long this side's device waits for an acknowledgement before it sends a packet again.
-    /// Default is 268 ms. The value is rounded up to 4.096 us times a power of two, and clamped to
-    /// the range from 1 ms to 17 s.
-    ///
-    /// Together with [`ack_retries`](Self::ack_retries), this time decides how long the network may
-    /// fail before the connection is lost. The limit is this time multiplied by one more than the
-    /// number of retries: 1.9 s by default. Some networks need longer to replace a broken route,
-    /// for example with a bond, a switch that restarts, or a subnet manager that computes routes.
-    /// For such a network, set a longer time. Each side has its own setting
-    /// ([`Server::ack_timeout`](crate::Server::ack_timeout)).
-    ///
-    /// The setting applies only to InfiniBand and RoCE. On iWARP, TCP decides when to send again,
-    /// and shared memory loses no packets.
-    pub fn ack_timeout(mut self, time: Duration) -> Self {
-        self.shared.ack_timeout = Some(time);
-        self
-    }
-
-    /// How often a device sends a packet again before the connection is lost, at both ends. Default
-    /// is 6. The value is clamped to the range from 1 to 6. See [`ack_timeout`](Self::ack_timeout).
-    pub fn ack_retries(mut self, retries: u8) -> Self {
-        self.shared.ack_retries = Some(retries);
-        self
-    }
-
-    /// Type of service of the fast path's packets, in both directions: the byte of the IP header
-    /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use
-    /// this byte to select a class of packets that is never dropped or has a share of the
-    /// bandwidth. `TONIC_RDMA_TOS`, if set, overrides this setting. Default is the system's value
-    /// for the device.
-    ///
-    /// On RoCE v2 and InfiniBand, where the byte is the traffic class, the client's value applies
-    /// to both ends. Soft-iWARP does not set the byte. On other iWARP devices, if the device
-    /// supports it, this setting applies to the client's packets, and
-    /// [`Server::type_of_service`](crate::Server::type_of_service) to the server's packets. The TCP
-    /// side is not changed.
-    pub fn type_of_service(mut self, tos: u8) -> Self {
-        self.shared.type_of_service = Some(tos);
         self
     }
 

@@ -212,24 +212,6 @@ impl<L> Server<L> {
         self.http2_max_header_list_size(bytes)
     }
 
-    /// How long this side's device waits for an acknowledgement before it sends a packet again. See
-    /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout). Each side has its own setting, and
-    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) applies to both sides.
-    #[must_use]
-    pub fn ack_timeout(mut self, time: Duration) -> Self {
-        self.shared.ack_timeout = Some(time);
-        self
-    }
-
-    /// Type of service of this side's packets on the fast path, if the client does not set the
-    /// type. See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`,
-    /// if set, overrides this setting.
-    #[must_use]
-    pub fn type_of_service(mut self, tos: u8) -> Self {
-        self.shared.type_of_service = Some(tos);
-        self
-    }
-
     /// Copy received data, before a handler sees it, out of the memory that clients can write to.
     /// Off by default.
     ///
@@ -411,8 +393,6 @@ pub(super) struct ServerSettings {
     pub(super) max_tcp_connections: Option<usize>,
     pub(super) max_header_size: Option<u32>,
     pub(super) keep_alive: KeepAliveSettings,
-    pub(super) ack_timeout: Option<Duration>,
-    pub(super) type_of_service: Option<u8>,
     pub(super) copy_on_delivery: bool,
     pub(super) plaintext: Plaintext,
     pub(super) measuring: bool,

@@ -151,8 +151,7 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let env = EnvSettings::read()?;
-    let Server { tcp, layers, shared: mut settings } = server;
-    settings.type_of_service = env.type_of_service.or(settings.type_of_service);
+    let Server { tcp, layers, shared: settings } = server;
     let policy = env.policy(settings.policy);
     let FixedLimits { tickets, ticket_lifetime, .. } = settings.fixed_limits;
     let tickets = Arc::new(Tickets::new(tickets, ticket_lifetime));
@@ -211,6 +210,7 @@ where
             let fast = FastPath {
                 context,
                 env_device: env.device,
+                env_type_of_service: env.type_of_service,
                 fabrics,
                 limits: ConnectionLimits::new(settings.max_connections, settings.fixed_limits),
                 settings,

@@ -81,7 +81,9 @@ pub(super) fn traffic_class(devices: &[Device], set: bool) -> Option<Hint> {
         format!("mkdir -p {dir} && echo {} > {dir}/ports/{port}/default_roce_tos", highest.2);
     let cures = vec![
         root("give both the same type until the next boot", command),
-        advice("or set a type for this program: TONIC_RDMA_TOS, or Endpoint::type_of_service"),
+        advice(
+            "or set a type for this program: TONIC_RDMA_TOS, or ContextBuilder::type_of_service",
+        ),
     ];
     Some(Hint { name: "traffic-class", device: Some((*device).clone()), what, cures })
 }

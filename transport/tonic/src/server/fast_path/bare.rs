@@ -8,7 +8,7 @@
 use tonic_rdma_fabric::bare::{self, BareError, BareLimits};
 use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::{Pool, throttled};
-use tonic_rdma_proto::{Accept, Hello, Reject};
+use tonic_rdma_proto::{Accept, Hello, Reject, Side};
 
 use super::admission::{Turn, reject_for};
 use super::{ACCEPT_LIMIT, FastPath, draining};
@@ -33,7 +33,7 @@ impl FastPath {
         if let Err(error) = room {
             return self.refuse(incoming, reject_for(&error), &error.to_string());
         }
-        let options = self.context.connection_config(&pool, incoming.grows());
+        let options = self.context.configure(Side::Server, &pool, incoming.grows());
         let accept =
             Accept { version: hello.version(), settings: options.proto.settings() }.encode();
         incoming.refuse_with(&Reject::Resources.encode());

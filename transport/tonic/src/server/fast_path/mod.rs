@@ -54,6 +54,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct FastPath {
     pub(super) context: Context,
     pub(super) env_device: Option<String>,
+    pub(super) env_type_of_service: Option<u8>,
     pub(super) fabrics: Vec<FabricKind>,
     pub(super) settings: ServerSettings,
     pub(super) tickets: Arc<Tickets>,
@@ -252,14 +253,13 @@ impl FastPath {
             if extensions.get::<BareTicket>().is_some() {
                 return this.serve_bare(incoming, pool, &hello, handshake).await;
             }
-            let mut options = this.context.connection_config(&pool, incoming.grows());
+            let mut options = this.context.configure(Side::Server, &pool, incoming.grows());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }
             options.headers(this.settings.max_header_size);
             options.keep_alive(this.settings.keep_alive);
-            options.ack(this.settings.ack_timeout, None);
-            options.type_of_service(this.settings.type_of_service);
+            options.link.type_of_service = this.context.type_of_service(this.env_type_of_service);
             options.copy_on_delivery(this.settings.copy_on_delivery);
             options.land_in(&this.settings.allocators);
             // Check for room before the connection is accepted, so that a refused client gets the
