@@ -11,7 +11,7 @@ use std::task::Poll;
 use bytes::{BufMut as _, Bytes};
 use tonic_rdma_memory::{LandingBuf, Pool};
 
-use super::message::{self, BareError, BareMessage, BarePlace, MAX_PLACES, Writes};
+use super::message::{self, BareError, BareMessage, BarePlace, MAX_LEN, MAX_PLACES, Writes};
 use crate::link::{Completion, Link, Posted, Shared, Work, WriteSource};
 use crate::link_config::LinkConfig;
 use crate::provider::AnyLink;
@@ -147,7 +147,7 @@ impl BareEnd {
             self.link.ring_doorbell()?;
             self.poll().await?;
         }
-        let (offset, len) = (self.sends % SLOTS * SLOT, self.message.len());
+        let (offset, len) = (self.sends % SLOTS * MAX_LEN, self.message.len());
         self.sends += 1;
         if let Some(slot) = self.link.block_mut().get_mut(offset..offset + len) {
             slot.copy_from_slice(&self.message);
@@ -284,9 +284,7 @@ impl BareEnd {
     }
 }
 
-/// The size of a slot in bytes.
-const SLOT: usize = 512;
-/// Number of SEND slots, and of RECVs.
+/// Number of SEND slots, and of RECVs, each of [`MAX_LEN`] bytes.
 pub(super) const SLOTS: usize = 24;
 /// Maximum number of echoes in flight. The other end has a RECV for each echo and a few more RECVs.
 pub const MAX_ECHOES: usize = 16;
@@ -296,7 +294,7 @@ pub const MAX_ECHOES: usize = 16;
 pub fn config() -> LinkConfig {
     LinkConfig {
         recv_slots: SLOTS as u32,
-        slot_size: SLOT as u32,
+        slot_size: MAX_LEN as u32,
         send_slots: SLOTS as u32,
         staging: 0,
         ..LinkConfig::default()

@@ -1,19 +1,12 @@
-//! The messages between the ends of a bare connection, which are SENDs of at most [`MAX_LEN`]
-//! bytes, and the errors of a bare connection.
-//!
-//! | kind | fields (little-endian) | answer |
-//! |---|---|---|
-//! | 1 echo | any | the same bytes |
-//! | 2 places | n times: address u64, key u32, bytes u32 | places of the answering end |
-//! | 3 write | bytes u32, number u32, in flight u32 | 4, after the last WRITE |
-//! | 4 written | | |
+//! The messages between the ends of a bare connection, whose layouts are in `docs/protocol.md`, and
+//! the errors of a bare connection. Each message is one SEND.
 
 use tonic_rdma_memory::{PoolError, RegisterError};
 
 use crate::error::LinkError;
 
 /// Maximum length of a message in bytes.
-const MAX_LEN: usize = 512;
+pub(super) const MAX_LEN: usize = 512;
 /// Maximum number of places of one end.
 pub(super) const MAX_PLACES: usize = 16;
 const PLACE_LEN: usize = 16;
@@ -210,24 +203,114 @@ pub enum BareError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
+    use tonic_rdma_source_rules::golden::{Document, Golden};
 
     use super::*;
+    use crate::bare::end::SLOTS;
+    use crate::bare::{BareLimits, MAX_ECHOES};
+
+    /// All values in a message differ, so that no two of its fields can be mistaken for each other.
+    fn cases() -> [(&'static str, BareMessage); 5] {
+        let first = BarePlace { addr: 0x1817_1615_1413_1211, rkey: 0x2423_2221, len: 0x3433_3231 };
+        let second = BarePlace { addr: 0x4847_4645_4443_4241, rkey: 0x5453_5251, len: 0x6463_6261 };
+        let writes = Writes { len: 0x1413_1211, count: 0x2423_2221, in_flight: 0x3433_3231 };
+        [
+            ("ECHO", BareMessage::Echo),
+            ("PLACES", BareMessage::Places(vec![first, second])),
+            ("PLACES/none", BareMessage::Places(vec![])),
+            ("WRITE", BareMessage::Write(writes)),
+            ("WRITTEN", BareMessage::Written),
+        ]
+    }
+
+    /// The bytes of a message, and the values of its fields with their names.
+    fn encoded(message: &BareMessage) -> (Vec<u8>, Vec<(&'static str, u64)>) {
+        let mut out = vec![0xee; 3];
+        let values = match message {
+            BareMessage::Echo => {
+                echo(4, &mut out);
+                vec![]
+            }
+            BareMessage::Places(all) => {
+                places(all, &mut out);
+                let names = [["address", "rkey", "len"], ["address_2", "rkey_2", "len_2"]];
+                let place = |(names, place): ([_; 3], &BarePlace)| {
+                    let BarePlace { addr, rkey, len } = *place;
+                    names.into_iter().zip([addr, rkey.into(), len.into()])
+                };
+                names.into_iter().zip(all).flat_map(place).collect()
+            }
+            BareMessage::Write(writes) => {
+                write(*writes, &mut out);
+                let Writes { len, count, in_flight } = *writes;
+                vec![("len", len.into()), ("count", count.into()), ("in_flight", in_flight.into())]
+            }
+            BareMessage::Written => {
+                written(&mut out);
+                vec![]
+            }
+        };
+        (out, values)
+    }
 
     #[test]
-    fn messages_survive_the_wire() {
+    fn each_message_has_its_bytes_and_its_table() {
+        let golden = Golden::parse(include_str!("../../golden/bare.txt"));
+        let document = Document::protocol();
+        let mut kinds = BTreeSet::new();
+        for (name, message) in cases() {
+            let (case, (bytes, values)) = (golden.case(name), encoded(&message));
+            case.assert_bytes(&bytes);
+            assert_eq!(decode(&case.bytes()).unwrap(), message, "{name}");
+            case.assert_values(&values, &["kind"]);
+            let (title, variant) = name.split_once('/').unwrap_or((name, ""));
+            let kind = case.field("kind").number();
+            assert_eq!(message.name(), format!("{} (kind {kind})", title.to_lowercase()));
+            if variant.is_empty() {
+                let is_second = |row: &[String; 3]| row[2].ends_with("_2");
+                let rows: Vec<_> =
+                    case.layout().into_iter().filter(|row| !is_second(row)).collect();
+                document.assert_table(&format!("#### {title}: {kind}"), &rows);
+            }
+            kinds.insert(kind);
+        }
+        golden.assert_all_used();
+        let is_known = |kind: &u8| {
+            let error = decode(&[*kind]).err().map(|error| error.to_string());
+            error.is_none_or(|error| !error.contains("unknown kind"))
+        };
+        let known: BTreeSet<u64> = (0..=u8::MAX).filter(is_known).map(u64::from).collect();
+        assert_eq!(kinds, known, "a kind has no case");
+    }
+
+    #[test]
+    fn the_longest_messages_fit_a_slot() {
         let mut out = Vec::new();
-        echo(64, &mut out);
-        assert_eq!((out.len(), decode(&out).unwrap()), (64, BareMessage::Echo));
-        let all = [BarePlace { addr: u64::MAX, rkey: 7, len: 1 << 20 }; MAX_PLACES];
-        places(&all, &mut out);
+        echo(usize::MAX, &mut out);
+        assert_eq!((out.len(), decode(&out).unwrap()), (MAX_LEN, BareMessage::Echo));
+        let too_many = [BarePlace { addr: u64::MAX, rkey: 7, len: 1 << 20 }; MAX_PLACES + 1];
+        places(&too_many, &mut out);
         assert!(out.len() <= MAX_LEN);
-        assert_eq!(decode(&out).unwrap(), BareMessage::Places(all.into()));
-        let writes = Writes { len: 4096, count: u32::MAX, in_flight: 8 };
-        write(writes, &mut out);
-        assert_eq!(decode(&out).unwrap(), BareMessage::Write(writes));
-        written(&mut out);
-        assert_eq!(decode(&out).unwrap(), BareMessage::Written);
+        assert_eq!(decode(&out).unwrap(), BareMessage::Places(too_many[..MAX_PLACES].into()));
+    }
+
+    #[test]
+    fn the_document_has_the_limits_of_the_code() {
+        let BareLimits { place_len, requested, requested_writes, .. } = BareLimits::default();
+        let limits = [
+            ("MAX_LEN", MAX_LEN as u64),
+            ("SLOTS", SLOTS as u64),
+            ("MAX_ECHOES", MAX_ECHOES as u64),
+            ("MAX_PLACES", MAX_PLACES as u64),
+            ("place_len", place_len as u64),
+            ("requested", requested),
+            ("requested_writes", requested_writes),
+        ];
+        let limits = limits.map(|(name, value)| [name.to_owned(), value.to_string()]);
+        Document::protocol().assert_table("### Limits of bare connections", &limits);
     }
 
     #[test]
