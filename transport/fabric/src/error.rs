@@ -20,6 +20,9 @@ use crate::addr::{Addr, PeerInfo};
 use crate::device::PortState;
 use crate::reject_reason::RejectReason;
 
+/// The cure if a peer sends messages that no end of this version sends.
+pub(crate) const ONE_VERSION: &str = "run one version of tonic-rdma at both ends";
+
 /// A kind of work request, or a call to libibverbs, librdmacm or the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -482,7 +485,7 @@ pub enum LinkError {
         peer: Box<PeerInfo>,
     },
     /// The peer broke the protocol of shared memory, which no device enforces.
-    #[error("{peer} broke the rules of shared memory: {what}")]
+    #[error("{peer} broke the rules of shared memory: {what}; {}", ONE_VERSION)]
     Breach {
         /// A description of the breach.
         what: String,

@@ -65,7 +65,8 @@ async fn an_answer_that_is_none_is_described() {
     let error = side().connect(&addr.into()).await.unwrap_err();
     assert!(matches!(error, ConnectError::Failed { .. }), "{error}");
     let described = "expected Accept with descriptors, or Reject, Refused, OtherUser or NoRoom \
-                     without, received Forget (kind 6) of 5 bytes";
+                     without, received Forget (kind 6) of 5 bytes; run one version of tonic-rdma \
+                     at both ends";
     assert!(error.to_string().ends_with(described), "{error}");
     drop(server.join().unwrap());
 }
@@ -191,6 +192,7 @@ async fn breach(mut end: End) -> String {
         error @ LinkError::Breach { .. } => {
             let text = error.to_string();
             assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
+            assert!(text.ends_with("; run one version of tonic-rdma at both ends"), "{text}");
             text
         }
         other => panic!("{other}"),
@@ -211,7 +213,8 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
         (
             b"GET / HTTP/1.1",
             &[],
-            "expected Hello (kind 1), received 14 bytes of the unknown kind 71",
+            "expected Hello (kind 1), received 14 bytes of the unknown kind 71; \
+             run one version of tonic-rdma at both ends",
         ),
         (&other_version, &[], "a greeting of version 1, this end has 12"),
         (&good[..12], &[], "received Hello (kind 1) of 12 bytes instead of 17 to 73"),

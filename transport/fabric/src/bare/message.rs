@@ -3,7 +3,7 @@
 
 use tonic_rdma_memory::{PoolError, RegisterError};
 
-use crate::error::LinkError;
+use crate::error::{LinkError, ONE_VERSION};
 
 /// Maximum length of a message in bytes.
 pub(super) const MAX_LEN: usize = 512;
@@ -189,10 +189,13 @@ pub enum BareError {
         limit: u64,
     },
     /// The peer sent a message that cannot be decoded.
-    #[error("invalid message from the peer: {0}")]
+    #[error("invalid message from the peer: {}; {}", .0, ONE_VERSION)]
     Message(String),
     /// The peer sent a valid message that was not expected at this point.
-    #[error("unexpected message from the peer: expected {expected}, received {received}")]
+    #[error(
+        "unexpected message from the peer: expected {expected}, received {received}; {}",
+        ONE_VERSION
+    )]
     Unexpected {
         /// The messages that were expected.
         expected: &'static str,
@@ -332,6 +335,7 @@ mod tests {
                 error.starts_with(&format!("invalid message from the peer: {received}")),
                 "{error}"
             );
+            assert!(error.ends_with("; run one version of tonic-rdma at both ends"), "{error}");
         }
     }
 

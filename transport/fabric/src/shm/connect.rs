@@ -9,7 +9,7 @@ use tonic_rdma_memory::Pool;
 
 use crate::addr::{Addr, ShmAddr};
 use crate::control_block::ControlBlock;
-use crate::error::{ConnectError, ConnectStep, FabricError};
+use crate::error::{ConnectError, ConnectStep, FabricError, ONE_VERSION};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
 use crate::shm::context::DeviceContext;
@@ -154,7 +154,7 @@ async fn attempt(
                 ConnectError::OtherVersion { addr: addr.clone().into(), version, own: VERSION }
             }
             None => {
-                let what = unexpected(ANSWERS, &bytes, has_fds);
+                let what = format!("{}; {ONE_VERSION}", unexpected(ANSWERS, &bytes, has_fds));
                 failed(io::Error::new(io::ErrorKind::InvalidData, what))
             }
         }),

@@ -34,7 +34,7 @@ use crate::shm::ring::Shape;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{Rings, channel_files};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
-use crate::shm::socket::wire::{Message, VERSION, other_version, unexpected};
+use crate::shm::socket::wire::{Message, VERSION, not_a_greeting, other_version};
 use crate::shm::socket::{Credentials, ListenSocket, Socket, SocketMessage, is_end, is_shortage};
 use crate::shm::wakeup::{Wakeup, channels, event_fd};
 
@@ -181,7 +181,7 @@ async fn hello(
     let Some(Message::Hello { shape, takes, private_data }) = Message::decode(&bytes) else {
         refuse(match other_version(&bytes) {
             Some(version) => format!("a greeting of version {version}, this end has {VERSION}"),
-            None => unexpected("Hello (kind 1)", &bytes, has_fds),
+            None => not_a_greeting(&bytes),
         });
         return None;
     };

@@ -109,7 +109,11 @@ pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
     let nowhere = NonZeroU64::MAX.get() - 4095;
     let cases: [(&[Vec<u8>], &str); 7] = [
         (&[vec![9; 300]], "unknown kind 9: expected 1 to 4, received 300 bytes: [09"),
-        (&[vec![4]], "expected echo, places or write, received written (kind 4)"),
+        (
+            &[vec![4]],
+            "expected echo, places or write, received written (kind 4); run one version of \
+             tonic-rdma at both ends",
+        ),
         (&[write(4096, 1, 1)], "the peer's longest has 0"),
         (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before, received places"),
         (&[place(nowhere, 7, u32::MAX), write(0, 4096, 1)], "no place for a WRITE of 0 bytes"),

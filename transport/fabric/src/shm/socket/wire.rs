@@ -6,6 +6,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::error::ONE_VERSION;
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
 use crate::shm::ring::Shape;
@@ -332,6 +333,11 @@ pub(crate) fn unexpected(expected: &str, bytes: &[u8], has_fds: bool) -> String 
     format!("expected {expected}, received {received}{with}")
 }
 
+/// The text of REFUSED for a message that came instead of a greeting.
+pub(crate) fn not_a_greeting(bytes: &[u8]) -> String {
+    format!("{}; {ONE_VERSION}", unexpected("Hello (kind 1)", bytes, false))
+}
+
 /// The version of a handshake message, if it differs from this end's version.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     let (code, rest) = bytes.split_first()?;
@@ -395,6 +401,7 @@ fn u64_of(bytes: &[u8]) -> Option<(u64, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shm::socket::MAX_MESSAGE;
 
     #[test]
     fn messages_round_trip_and_nothing_else_does() {
@@ -478,8 +485,19 @@ mod tests {
         for (bytes, received) in cases {
             let text = unexpected("Accept", bytes, false);
             assert_eq!(text, format!("expected Accept, received {received}"));
-            assert!(text.len() < MAX_TEXT, "the peer gets only a part of: {text}");
             assert_eq!(unexpected("Accept", bytes, true), text + ", with descriptors");
+        }
+    }
+
+    #[test]
+    fn the_refusal_of_a_greeting_is_not_cut() {
+        let messages =
+            (0..=u8::MAX).flat_map(|kind| [1, 73, MAX_MESSAGE].map(|len| vec![kind; len]));
+        for message in messages.chain([vec![]]) {
+            let text = not_a_greeting(&message);
+            assert!(text.ends_with("; run one version of tonic-rdma at both ends"), "{text}");
+            let refused = Message::Refused { text };
+            assert_eq!(Message::decode(&refused.encode()), Some(refused));
         }
     }
 
