@@ -75,3 +75,53 @@ impl FrameTrace {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+    use std::sync::Arc;
+
+    use tonic_rdma_source_rules::golden::Golden;
+
+    use super::*;
+
+    /// The lines of the trace in a document.
+    fn sample(document: &str) -> Vec<&str> {
+        let lines = document.lines().map(str::trim);
+        lines.filter(|line| line.starts_with("TRACE tonic_rdma::frames: ")).collect()
+    }
+
+    /// Checks that a document shows exactly the lines that `trace` prints.
+    fn assert_shows(document: &str, trace: impl FnOnce(FrameTrace)) {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .without_time()
+            .with_ansi(false)
+            .with_writer(file.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            assert!(FrameTrace::is_on());
+            trace(FrameTrace { connection: 1 });
+        });
+        let (mut file, mut printed) = (&*file, String::new());
+        file.rewind().unwrap();
+        file.read_to_string(&mut printed).unwrap();
+        assert_eq!(sample(document), printed.lines().map(str::trim).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_documents_show_what_the_trace_prints() {
+        let golden = Golden::parse(include_str!("../../../proto/golden/frames.txt"));
+        let message = |name| Bytes::from(golden.case(name).bytes());
+        assert_shows(include_str!("../../../../docs/protocol.md"), |trace| {
+            trace.sent(&message("CALL/request"));
+            trace.received(&message("CALL/response"));
+            let src = Bytes::from_static(&[7; 64 << 10]);
+            trace.wrote(&Write { src, pinned: true, addr: 0x7fff_0000_1000, rkey: 2 });
+        });
+        assert_shows(include_str!("../../../../docs/troubleshooting.md"), |trace| {
+            trace.sent(&message("CALL/request-again"));
+        });
+    }
+}
