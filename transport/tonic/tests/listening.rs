@@ -17,10 +17,10 @@ use ::metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use bytes::Bytes;
-use common::{Blob, Blobs, Fabric, LIMIT, Which, World, pooled};
+use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pooled};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tonic_rdma::sim::{SimConfig, SimNet};
-use tonic_rdma::{Context, Endpoint, Path, Policy, PoolConfig, Server};
+use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, PoolConfig, Server};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 #[global_allocator]
@@ -162,6 +162,7 @@ async fn listening() {
     for fabric in FABRICS {
         what_is_told_is_so(&tally, fabric).await;
         durations(&tally, fabric).await;
+        balanced(&tally, fabric).await;
     }
     round_trip(&tally).await;
     pools(&tally).await;
@@ -336,9 +337,10 @@ async fn durations(tally: &Tally, fabric: Fabric) {
     let path = world.channel.path().path;
     let told = |role: &str, status: &str, error: bool| {
         let error = if error { format!(" error_type={status}") } else { String::new() };
+        let server = if role == "client" { server_labels(&world) } else { String::new() };
         tally.get(&format!(
             "rpc_{role}_call_duration_seconds rpc_system_name=grpc rpc_status_code={status} \
-             path={path}{error}"
+             path={path}{server}{error}"
         ))
     };
     let ok = (told("client", "OK", false), told("server", "OK", false));
@@ -363,6 +365,38 @@ async fn durations(tally: &Tally, fabric: Fabric) {
     until("the client has cancelled", || told("client", "CANCELLED", true) == 1).await;
     until("the server was told", || told("server", "CANCELLED", false) == 1).await;
     assert_eq!((told("client", "OK", false), told("server", "OK", false)), (ok.0 + 3, ok.1 + 3));
+}
+
+/// The labels that name the server of a world at its client.
+fn server_labels(world: &World) -> String {
+    format!(" server_address={} server_port={}", world.addr.ip(), world.addr.port())
+}
+
+/// The calls of a balanced channel are told with the server that got them.
+async fn balanced(tally: &Tally, fabric: Fabric) {
+    const CALLS: u64 = 64;
+    let servers = [World::new(fabric, Which::Ours).await, World::new(fabric, Which::Ours).await];
+    let endpoints: Vec<_> = servers.iter().map(|world| world.endpoint.clone()).collect();
+    let mut client = Client::new(Channel::balance_list(endpoints.into_iter()), Which::Ours, LIMIT);
+    for _ in 0..CALLS {
+        client.echo(Blob::default()).await.unwrap();
+    }
+    let told = || {
+        servers.each_ref().map(|world| {
+            let (path, server) = (world.channel.path().path, server_labels(world));
+            tally.get(&format!(
+                "rpc_client_call_duration_seconds rpc_system_name=grpc rpc_status_code=OK \
+                 path={path}{server}"
+            ))
+        })
+    };
+    until("all calls are told", || told().iter().sum::<u64>() == CALLS).await;
+    let got = servers.each_ref().map(|world| {
+        let stats = world.server.get();
+        if fabric == Fabric::Tcp { stats.calls_tcp } else { stats.calls_fast }
+    });
+    assert_eq!(told(), got);
+    assert!(got.iter().all(|calls| *calls > 0), "{got:?}");
 }
 
 /// While a stream is silent, the device is asked whether the peer's host exists.

@@ -114,7 +114,7 @@ impl Select {
             return Box::pin(async { Err(error.into()) });
         }
         self.shared.called();
-        let timer = self.shared.counters.durations.start();
+        let timer = self.shared.durations.start();
         if std::mem::take(&mut self.placed) {
             return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req, timer);
         }

@@ -13,6 +13,7 @@ use crate::path::PathInfo;
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::tcp::TcpClient;
+use crate::telemetry::metrics::Durations;
 use crate::telemetry::stats::Counters;
 
 /// An established fast path.
@@ -66,6 +67,8 @@ pub(crate) struct ChannelState {
     pub(crate) tcp: Arc<TcpClient>,
     pub(crate) state: watch::Sender<FastPathState>,
     pub(crate) counters: Arc<Counters>,
+    /// Measures calls for the metrics recorder.
+    pub(crate) durations: Durations,
     /// Whether calls must take the fast path, and otherwise fail.
     pub(crate) required: bool,
     /// How long `connect`, or a call that requires the fast path, waits for the fast path.
@@ -99,6 +102,7 @@ impl ChannelState {
     ) -> Self {
         Self {
             counters: tcp.counters.clone(),
+            durations: Durations::client(&origin.uri),
             tcp: Arc::new(tcp),
             state: watch::Sender::new(state),
             required,
@@ -115,14 +119,15 @@ impl ChannelState {
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
-        Self::new(
+        let further = Self::new(
             tcp,
             FastPathState::Idle,
             false,
             self.fast_path_timeout,
             None,
             self.origin.clone(),
-        )
+        );
+        Self { durations: self.durations.clone(), ..further }
     }
 
     /// The fast path, whether or not it takes calls.

@@ -25,7 +25,7 @@ use crate::bootstrap::connection;
 use crate::connect_info::RdmaConnectInfo;
 use crate::error::BoxError;
 use crate::path::Path;
-use crate::telemetry::{role, status};
+use crate::telemetry::{role, server_address, status};
 
 /// The span of a connection on a fast path.
 pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
@@ -55,7 +55,7 @@ pub(crate) fn call(side: Side, uri: &Uri, server: &Uri) -> Span {
         rpc.method = method(uri),
         rpc.status_code = Empty,
         error.type = Empty,
-        server.address = server.host().map(|host| host.trim_matches(['[', ']'])),
+        server.address = server_address(server),
         server.port = server.port_u16().map(i64::from),
         network.peer.address = Empty,
         network.peer.port = Empty,

@@ -157,7 +157,8 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $field: Counter,)*
             $(pub(crate) $of: CopyCounters,)*
-            /// Measures calls for the metrics recorder.
+            /// Measures a server's calls for the metrics recorder. A channel has its own
+            /// `Durations` for each server.
             pub(crate) durations: Durations,
         }
 
@@ -171,7 +172,6 @@ macro_rules! counters {
                     bytes_sent_tcp: Counter::told(metrics::payload(role, path, "sent", "http2")),
                     bytes_received_tcp: Counter::told(metrics::payload(role, path, "received", "http2")),
                     tcp: CopyCounters::told(role, path),
-                    durations: Durations::of(side),
                     ..Counters::default()
                 }
             }
@@ -312,7 +312,10 @@ impl ServerStats {
     }
 
     pub(crate) fn tcp(&self) -> &Arc<Counters> {
-        self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
+        self.0.tcp.get_or_init(|| {
+            let durations = Durations::server();
+            Arc::new(Counters { durations, ..Counters::of(Side::Server) })
+        })
     }
 
     /// Creates counters for a connection. Dropping the counters adds their values to the sum over

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use tonic::Code;
 use tonic_rdma_fabric::PeerInfo;
 use tonic_rdma_proto::{Reject, Side, Stats};
@@ -54,7 +54,11 @@ pub(crate) fn payload(
 pub(crate) struct Durations;
 
 impl Durations {
-    pub(crate) fn of(_: Side) -> Self {
+    pub(crate) fn server() -> Self {
+        Durations
+    }
+
+    pub(crate) fn client(_: &Uri) -> Self {
         Durations
     }
 

@@ -1,14 +1,14 @@
 //! The durations of calls.
 //!
-//! Each channel and each server keeps one handle of the histogram for each path and status. A call
-//! reads the clock twice if a recorder was installed before the channel or the server was made, and
-//! otherwise not at all.
+//! Each channel to a server, and each server, keeps one handle of the histogram for each path and
+//! status. A balanced channel has a channel to each server. A call reads the clock twice if a
+//! recorder was installed before the channel or the server was made, and otherwise not at all.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
 use ::metrics::{Histogram, Label, histogram};
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use tokio::time::Instant;
 use tonic::Code;
 use tonic_rdma_fabric::PeerInfo;
@@ -16,7 +16,7 @@ use tonic_rdma_proto::Side;
 
 use crate::path::Path;
 use crate::telemetry::metrics::names::{CLIENT_CALLS, SERVER_CALLS};
-use crate::telemetry::status;
+use crate::telemetry::{server_address, status};
 
 /// Number of gRPC status codes.
 const CODES: usize = 17;
@@ -30,12 +30,30 @@ pub(crate) struct Durations(Option<Arc<Histograms>>);
 #[derive(Debug)]
 struct Histograms {
     side: Side,
+    /// The labels for the address of the channel's server. A server has no such labels.
+    server: Vec<Label>,
     by_path: [[OnceLock<Histogram>; CODES]; PATHS],
 }
 
 impl Durations {
-    pub(crate) fn of(side: Side) -> Self {
-        let histograms = || Arc::new(Histograms { side, by_path: Default::default() });
+    /// The histograms of a server.
+    pub(crate) fn server() -> Self {
+        Self::new(Side::Server, Vec::new)
+    }
+
+    /// The histograms of a channel to the server at this URI.
+    pub(crate) fn client(server: &Uri) -> Self {
+        Self::new(Side::Client, || {
+            let address =
+                server_address(server).map(|host| Label::new("server_address", host.to_owned()));
+            let port = server.port().map(|port| Label::new("server_port", port.to_string()));
+            address.into_iter().chain(port).collect()
+        })
+    }
+
+    fn new(side: Side, server: impl FnOnce() -> Vec<Label>) -> Self {
+        let histograms =
+            || Arc::new(Histograms { side, server: server(), by_path: Default::default() });
         Durations(is_recording().then(histograms))
     }
 
@@ -66,6 +84,7 @@ impl Histograms {
                 Label::from_static_parts("rpc_status_code", code_name),
                 Label::from_static_parts("path", path),
             ];
+            labels.extend_from_slice(&self.server);
             if status::is_error(self.side, code) {
                 labels.push(Label::from_static_parts("error_type", code_name));
             }

@@ -14,7 +14,7 @@ pub struct Metric {
     /// The unit of the metric's value. `None` for a plain number.
     pub unit: Option<Unit>,
     /// The labels of each of the metric's series. `error_type` is absent from series that do not
-    /// count errors.
+    /// count errors, and `server_port` is absent if the server's URL has no port.
     pub labels: &'static [&'static str],
     /// A description in one sentence.
     pub help: &'static str,
@@ -45,7 +45,7 @@ macro_rules! metrics {
 metrics! {
     CALLS = "tonic_rdma_calls_total", Counter, None, ["role", "path"],
         "Calls, by the path they took.";
-    CLIENT_CALLS = "rpc_client_call_duration_seconds", Histogram, Some(Unit::Seconds), ["rpc_system_name", "rpc_status_code", "path", "error_type"],
+    CLIENT_CALLS = "rpc_client_call_duration_seconds", Histogram, Some(Unit::Seconds), ["rpc_system_name", "rpc_status_code", "path", "server_address", "server_port", "error_type"],
         "Duration of calls at the client, to the end of the response.";
     SERVER_CALLS = "rpc_server_call_duration_seconds", Histogram, Some(Unit::Seconds), ["rpc_system_name", "rpc_status_code", "path", "error_type"],
         "Duration of calls at the server, to the end of the response.";
