@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tonic::Request;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic_rdma_memory::PoolRegistration;
+use tonic_rdma::Registered;
 use tower::{Service, service_fn};
 
 use crate::buffers::Buffers;
@@ -45,8 +45,8 @@ pub struct Client {
     reads: bool,
     /// The buffers for long replies to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
-    /// Registrations of the last payloads, latest first.
-    registered: Arc<Mutex<Vec<PoolRegistration>>>,
+    /// The memory of the last payloads, latest first.
+    registered: Arc<Mutex<Vec<Registered>>>,
 }
 
 impl Client {
@@ -104,7 +104,7 @@ impl Calls for Client {
     /// memory, the codec supports it, the contender does not require heap memory, and the length is
     /// at most [`Source::max_pinned`]. If the contender registers its payloads, the memory of the
     /// last few payloads stays registered.
-    fn payload(&self, length: usize) -> Bytes {
+    async fn payload(&self, length: usize) -> Bytes {
         if self.source.is_pool()
             && (1..=self.source.max_pinned()).contains(&length)
             && let (Channel::Ours(channel), Stub::ZeroCopy(_)) = (&self.channel, &self.stub)
@@ -115,7 +115,7 @@ impl Calls for Client {
         }
         let payload = self.source.heap(0xa5, length);
         if let (Source::Registered, Channel::Ours(channel)) = (self.source, &self.channel) {
-            match channel.pool().register(payload.clone()) {
+            match channel.context().register(payload.clone()).await {
                 Ok(registered) => {
                     let mut kept = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
                     kept.truncate(MAX_REGISTERED - 1);

@@ -36,7 +36,7 @@ pub struct Round {
 /// A connection that carries calls.
 pub trait Calls: Clone + Send + 'static {
     /// Allocates a payload in the best memory for this transport.
-    fn payload(&self, length: usize) -> Bytes;
+    fn payload(&self, length: usize) -> impl Future<Output = Bytes> + Send;
     /// Makes one unary call that requests a reply of `reply` bytes. Returns the length of the
     /// reply.
     fn unary(
@@ -86,14 +86,14 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
         WorkKind::Rate { in_flight, .. } => rate(clients, in_flight, row.calls).await,
         WorkKind::Resting { in_flight, .. } => rate(&clients[..1], in_flight, row.calls).await,
         WorkKind::Clients { size, in_flight, time, .. } => {
-            puts(clients, client.payload(size), in_flight, Duration::from_millis(time)).await
+            puts(clients, client.payload(size).await, in_flight, Duration::from_millis(time)).await
         }
         WorkKind::Bulk { size, direction, in_flight } => {
             let (request, reply) = match direction {
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
             };
-            let work = Work { payload: client.payload(request), reply, calls: row.calls };
+            let work = Work { payload: client.payload(request).await, reply, calls: row.calls };
             let (time, times) = run_concurrently(clients, work, in_flight, Timed::Each).await?;
             let percentiles = latencies(times).percentiles;
             Ok(Round { percentiles, ..throughput(row.calls, size, time) })
@@ -117,13 +117,13 @@ pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
 
 /// Makes a small call on a new connection, and drops the connection.
 pub(crate) async fn only_call<C: Calls>(mut client: C) -> anyhow::Result<()> {
-    let payload = client.payload(SMALL);
+    let payload = client.payload(SMALL).await;
     call(&mut client, payload, SMALL).await
 }
 
 async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow::Result<Round> {
     let Some(client) = clients.first() else { bail!("there is no connection") };
-    let work = Work { payload: client.payload(SMALL), reply: SMALL, calls };
+    let work = Work { payload: client.payload(SMALL).await, reply: SMALL, calls };
     let (time, times) = run_concurrently(clients, work, in_flight, Timed::Each).await?;
     let figure = calls as f64 / time.as_secs_f64() / 1e3;
     Ok(Round { figure, ..latencies(times) })
@@ -132,7 +132,7 @@ async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow
 /// Makes `calls` small calls one after the other, and returns their durations.
 async fn sequential_latencies<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
-    let payload = client.payload(SMALL);
+    let payload = client.payload(SMALL).await;
     let mut times = Vec::with_capacity(calls);
     for _ in 0..calls {
         let begin = Instant::now();
@@ -263,7 +263,7 @@ async fn latency_under_load<C: Calls>(
     calls: usize,
 ) -> anyhow::Result<Round> {
     let (payload, mut bulk, done) =
-        (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
+        (client.payload(size).await, client.clone(), Arc::new(AtomicUsize::new(0)));
     let ended = done.clone();
     // The task ends when this set is dropped.
     let mut large = tokio::task::JoinSet::new();

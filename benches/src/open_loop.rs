@@ -22,7 +22,7 @@ pub(crate) async fn round<C: Calls>(
     percent: u32,
     calls: usize,
 ) -> anyhow::Result<Round> {
-    let payload = client.payload(SMALL);
+    let payload = client.payload(SMALL).await;
     let time = highest_rate(client, &payload, calls).await?;
     let interval = time.as_secs_f64() / calls as f64 * 100.0 / f64::from(percent);
     let (mut running, mut times) = (JoinSet::new(), Vec::with_capacity(calls));

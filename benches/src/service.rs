@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context as _;
 use bytes::{BufMut, Bytes};
 use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
-use tonic_rdma::{Context, FabricKind, LandIn, LandableBuf, Lending, PoolConfig};
-use tonic_rdma_memory::PoolRegistration;
+use tonic_rdma::{Context, FabricKind, LandIn, LandableBuf, Lending, PoolConfig, Registered};
 
 use crate::buffers::Buffers;
 use crate::contender::{Contender, Source, StubCodec, Transport};
@@ -47,16 +47,17 @@ struct Replies {
     pinned: Arc<OnceLock<Bytes>>,
     /// The buffers for long requests to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
-    /// Keeps `heap` registered.
-    registered: Arc<OnceLock<Option<PoolRegistration>>>,
+    context: Context,
+    /// Registers `heap`, and keeps it registered.
+    registered: Arc<OnceLock<JoinHandle<Option<Registered>>>>,
 }
 
 impl Replies {
-    fn new(contender: Contender, largest: usize) -> Self {
+    fn new(contender: Contender, largest: usize, context: Context) -> Self {
         let (source, reads) = (contender.source(), contender.reads());
         let (heap, pinned) = (source.heap(0x5a, largest), Arc::default());
         let buffers = contender.lands_in().map(Buffers::new);
-        Self { source, reads, heap, pinned, buffers, registered: Arc::default() }
+        Self { source, reads, heap, pinned, buffers, context, registered: Arc::default() }
     }
 
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
@@ -71,7 +72,7 @@ impl Replies {
             )));
         }
         if self.source == Source::Registered {
-            self.register(request);
+            self.register();
         }
         let pinned = self.source.is_pool() && tonic_rdma::connect_info(request).path.is_fast();
         let payload = match pinned && (SMALL + 1..=self.max_pinned()).contains(&length) {
@@ -102,10 +103,16 @@ impl Replies {
         self.source.max_pinned().min(self.heap.len())
     }
 
-    fn register(&self, request: &Request<Blob>) {
+    /// Registers the memory of replies with the first request, when the devices are in use.
+    fn register(&self) {
         self.registered.get_or_init(|| {
-            let registered = tonic_rdma::pool(request).register(self.heap.clone());
-            registered.inspect_err(|error| eprintln!("replies come from the heap: {error}")).ok()
+            let (context, heap) = (self.context.clone(), self.heap.clone());
+            tokio::spawn(async move {
+                let registered = context.register(heap).await;
+                registered
+                    .inspect_err(|error| eprintln!("replies come from the heap: {error}"))
+                    .ok()
+            })
         });
     }
 
@@ -193,7 +200,7 @@ pub(crate) fn read(bytes: &[u8]) {
 
 /// The service of a contender, with replies of up to `largest_reply` bytes.
 pub fn routes(contender: Contender, largest_reply: usize) -> Routes {
-    routes_of(contender, Replies::new(contender, largest_reply))
+    routes_of(contender, Replies::new(contender, largest_reply, Context::global()))
 }
 
 fn routes_of(contender: Contender, replies: Replies) -> Routes {
@@ -270,7 +277,8 @@ pub async fn serve(
     room: Option<usize>,
     ready: impl FnOnce(Served),
 ) -> anyhow::Result<()> {
-    let replies = Replies::new(contender, largest_reply);
+    let context = context(contender, room);
+    let replies = Replies::new(contender, largest_reply, context.clone());
     let buffers = replies.buffers.clone();
     let routes = routes_of(contender, replies);
     let (stream, connection) = WINDOWS;
@@ -294,7 +302,6 @@ pub async fn serve(
         (Transport::Ours(fabric), ListenAddr::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             let at = incoming.local_addr()?.to_string();
-            let context = context(contender, room);
             let mut server = tonic_rdma::Server::builder().fabrics(fabric).context(context.clone());
             if let Some(buffers) = buffers {
                 server = server.land_in(EXCHANGE, move |request| {

@@ -135,7 +135,7 @@ impl PoolConfig {
     ///
     /// # Errors
     /// The errors of [`Pool::new`](crate::Pool::new).
-    pub fn fit(&self, memlock: Option<&Memlock>, pinning: Pinning) -> Result<Sizes, PoolError> {
+    pub fn fit(&self, memlock: Option<&Memlock>, pinning: Pinning) -> Result<PoolSizes, PoolError> {
         let configured = self.bytes();
         if configured < MIN_POOL {
             return Err(PoolError::TooSmall { total: configured, min: MIN_POOL });
@@ -188,7 +188,7 @@ impl PoolConfig {
             _ => (chunk - chunk % HUGE_PAGE).max(HUGE_PAGE),
         };
         let PoolConfig { huge_pages, lendable, .. } = *self;
-        Ok(Sizes { total, send, landing, control, chunk, huge_pages, lendable })
+        Ok(PoolSizes { total, send, landing, control, chunk, huge_pages, lendable })
     }
 }
 
@@ -242,7 +242,7 @@ impl Pinning {
 /// The actual sizes of a pool in bytes, after it was fitted into RLIMIT_MEMLOCK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Sizes {
+pub struct PoolSizes {
     /// The size of the whole pool in bytes.
     pub total: usize,
     /// The number of bytes for buffers that the application fills and sends.

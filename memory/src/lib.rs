@@ -73,7 +73,7 @@ mod atomics {
 }
 
 pub use buf::{Alloc, PinnedBuf, PinnedBytes, Segment, SegmentBuf};
-pub use config::{DEFAULT_POOL, MIN_MEMLOCK, MIN_POOL, Pinning, PoolConfig, Sizes};
+pub use config::{DEFAULT_POOL, MIN_MEMLOCK, MIN_POOL, Pinning, PoolConfig, PoolSizes};
 pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegionError, RegisterError};
 pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
-use crate::config::{Pinning, PoolConfig, Sizes};
+use crate::config::{Pinning, PoolConfig, PoolSizes};
 use crate::error::{PoolError, RegionError, RegisterError};
 use crate::file::{AsFd, OwnedFd};
 use crate::landing::Landing;
@@ -267,8 +267,8 @@ impl Pool {
     }
 
     /// Creates the allocator of landing memory for one connection, which may lease up to `limit`
-    /// bytes at a time. A limit below the pool's [chunk](Sizes::chunk) allows only shorter chunks,
-    /// and a limit below 4 KiB allows no chunks.
+    /// bytes at a time. A limit below the pool's [chunk](PoolSizes::chunk) allows only shorter
+    /// chunks, and a limit below 4 KiB allows no chunks.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
         Landing::new(self.0.ledger.clone(), limit)
     }
@@ -334,7 +334,7 @@ impl Pool {
     }
 
     /// The sizes, after fitting into RLIMIT_MEMLOCK.
-    pub fn config(&self) -> &Sizes {
+    pub fn config(&self) -> &PoolSizes {
         &self.0.ledger.sizes
     }
 

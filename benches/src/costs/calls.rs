@@ -141,7 +141,7 @@ fn count(transport: TransportKind, zero_copy: bool, load: Load) -> anyhow::Resul
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let net = SimNet::new(SimConfig::default());
     let client = runtime.block_on(connect(transport, zero_copy, &net))?;
-    let payload = client.payload(load.request);
+    let payload = runtime.block_on(client.payload(load.request));
     let run =
         |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
     // Warm-up: fills tables, opens windows, and lets the connection learn methods and codecs.

@@ -36,7 +36,7 @@ use self::landing_thread::LandingThread;
 pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};
 pub(crate) use self::pinning_pools::unpinning;
 pub(crate) use self::waiter_count::WaiterCount;
-use crate::config::Sizes;
+use crate::config::PoolSizes;
 use crate::error::RegisterError;
 use crate::memlock::Memlock;
 use crate::process::Process;
@@ -47,7 +47,7 @@ use crate::stats::{Counters, Use};
 
 /// The accounting of one pool.
 pub(crate) struct Ledger {
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: PoolSizes,
     pub(crate) counters: Counters,
     pub(crate) budgets: Arc<Budgets>,
     pub(crate) index: Index,
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn new(sizes: Sizes, registrar: Arc<dyn Registrar>) -> Self {
+    pub(crate) fn new(sizes: PoolSizes, registrar: Arc<dyn Registrar>) -> Self {
         let budgets = Arc::<Budgets>::default();
         let landing = Arc::new(LandingBudget::new(sizes.landing, budgets.clone()));
         let pins = registrar.pins();

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic_rdma::{Pool, PoolConfig};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess, Work,
     WriteSource,
 };
+use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{Accept, Config, Hello};
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;

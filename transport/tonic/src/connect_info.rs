@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tonic_rdma_memory::Pool;
-
 use crate::context::Context;
 use crate::path::Path;
+use crate::pool::Pool;
 
 /// The path of a request. On the fast path, the request's extensions contain this value next to the
 /// connect info of the TCP connection over which the client received its ticket.
@@ -49,15 +48,15 @@ pub struct RdmaConnectInfo {
 /// ```
 pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
     match request.extensions().get::<RdmaConnectInfo>() {
-        Some(RdmaConnectInfo { pool: ConnectionPool(Some(pool)), .. }) => pool.clone(),
-        _ => Context::global().ordinary_pool(),
+        Some(RdmaConnectInfo { pool: ConnectionPool(Some(pool)), .. }) => Pool(pool.clone()),
+        _ => Pool(Context::global().ordinary_pool()),
     }
 }
 
 /// The pool whose buffers a response sends without a copy. All values compare equal, so that a
 /// comparison of two [`RdmaConnectInfo`] ignores the pool.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
+pub(crate) struct ConnectionPool(pub(crate) Option<tonic_rdma_memory::Pool>);
 
 impl PartialEq for ConnectionPool {
     fn eq(&self, _: &Self) -> bool {

@@ -133,6 +133,7 @@ mod executor;
 mod grpc_timeout;
 mod land_in;
 mod path;
+mod pool;
 pub mod server;
 mod tcp;
 mod telemetry;
@@ -157,6 +158,7 @@ pub use land_in::{FinishError, Finished, IntoLandIn, LandIn, Outcome, WhyCopied,
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};
+pub use pool::Pool;
 pub use server::ServerObserver;
 #[doc(inline)]
 pub use server::{Router, Server};
@@ -183,8 +185,8 @@ pub use tonic_rdma_fabric::{HostProcess, Lending, ShmAccess};
 #[doc(no_inline)]
 pub use tonic_rdma_memory::disk;
 pub use tonic_rdma_memory::{
-    HugePages, LandableBuf, LendableBuf, LendableMemory, PinnedBuf, Pool, PoolConfig, PoolError,
-    PoolStats, RegionError,
+    HugePages, LandableBuf, LendableBuf, LendableMemory, PinnedBuf, PoolConfig, PoolError,
+    PoolSizes, PoolStats, RegionError,
 };
 
 /// Compiles and runs the snippets of the documents as doctests.

@@ -50,7 +50,7 @@ pub use tonic::transport::channel::Change;
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
-use tonic_rdma_memory::{Forked, Owned, Pool, throttled};
+use tonic_rdma_memory::{Forked, Owned, throttled};
 use tonic_rdma_proto::Side;
 use tower::Service;
 
@@ -283,14 +283,14 @@ impl Channel {
     /// register the memory with both devices.
     ///
     /// Call this method for each buffer, because the path may change. The call is cheap.
-    pub fn pool(&self) -> Pool {
-        match &*self.0 {
+    pub fn pool(&self) -> crate::Pool {
+        crate::Pool(match &*self.0 {
             ChannelKind::One(one) => match &*one.state.borrow() {
                 FastPathState::Up(fast) => fast.pool.clone(),
                 _ => one.context.ordinary_pool(),
             },
             ChannelKind::Balanced(balanced) => balanced.pool(),
-        }
+        })
     }
 
     /// The context whose devices and pools the channel uses, for example to

@@ -24,7 +24,7 @@ use std::path::Path;
 use tonic_rdma_fabric::Fabric;
 use tonic_rdma_memory::{DEFAULT_POOL, Memlock, PoolConfig};
 
-use crate::path::policy::{EnvSettings, PoolSizes};
+use crate::path::policy::{EnvSettings, PoolTotals};
 
 /// Bytes of a pool of pinned memory if no limit applies.
 const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
@@ -36,7 +36,7 @@ const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 const SMALLEST: usize = 4 << 20;
 
 /// The sizes that the operator has set. A channel or server refuses bad sizes when it starts.
-pub(super) fn by_operator() -> PoolSizes {
+pub(super) fn by_operator() -> PoolTotals {
     EnvSettings::read().map(|env| env.pool).unwrap_or_default()
 }
 

@@ -2,7 +2,7 @@
 
 pub(crate) mod from_error;
 pub(crate) mod policy;
-mod pool_sizes;
+mod pool_totals;
 pub(crate) mod reason;
 
 use std::fmt;

@@ -21,11 +21,11 @@ use std::ffi::OsString;
 use std::str::FromStr;
 use std::{env, fmt};
 
-use super::pool_sizes;
+use super::pool_totals;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
-pub(crate) use super::pool_sizes::PoolSizes;
+pub(crate) use super::pool_totals::PoolTotals;
 
 /// Whether to use the fast path. [`FabricKind`] selects the fabrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -192,7 +192,7 @@ pub(crate) struct EnvSettings {
     pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
     pub(crate) type_of_service: Option<u8>,
-    pub(crate) pool: PoolSizes,
+    pub(crate) pool: PoolTotals,
 }
 
 impl EnvSettings {
@@ -237,13 +237,13 @@ impl EnvSettings {
                     })
                 })
                 .transpose()?,
-            pool: match value(&lookup, POOL, pool_sizes::ALLOWED)? {
-                None => PoolSizes::default(),
-                Some(text) => PoolSizes::parse(&text).map_err(|problem| EnvError {
+            pool: match value(&lookup, POOL, pool_totals::ALLOWED)? {
+                None => PoolTotals::default(),
+                Some(text) => PoolTotals::parse(&text).map_err(|problem| EnvError {
                     variable: POOL,
                     value: text,
                     problem,
-                    allowed: pool_sizes::ALLOWED,
+                    allowed: pool_totals::ALLOWED,
                 })?,
             },
         })
@@ -428,9 +428,9 @@ mod tests {
         let read = |text: &str| {
             EnvSettings::from_lookup(|name| (name == POOL).then(|| text.into())).map(|env| env.pool)
         };
-        let both = PoolSizes { verbs: Some(64 << 20), shm: Some(64 << 20) };
+        let both = PoolTotals { verbs: Some(64 << 20), shm: Some(64 << 20) };
         assert_eq!(read("64MiB").unwrap(), both);
-        assert_eq!(read("").unwrap(), PoolSizes::default());
+        assert_eq!(read("").unwrap(), PoolTotals::default());
         let error = read("plenty").unwrap_err();
         assert_eq!((error.variable(), error.value()), (POOL, "plenty"));
         let text = error.to_string();

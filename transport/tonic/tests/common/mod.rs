@@ -163,7 +163,7 @@ impl Seen {
     fn look(&self, pool: &Pool, blob: &Blob) {
         if !blob.data.is_empty() {
             self.all.fetch_add(1, Relaxed);
-            self.in_pool.fetch_add(usize::from(pool.resolve(&blob.data).is_some()), Relaxed);
+            self.in_pool.fetch_add(usize::from(pool.contains(&blob.data)), Relaxed);
         }
     }
 

@@ -1,10 +1,11 @@
 //! Compares the public API with `tonic::transport` of the version in Cargo.lock. Each of tonic's
 //! items exists here under the same path below the crate's root, or is in [`DIFFERENCES`] with a
-//! reason.
+//! reason. [`pool`] checks the one type that must not do more than what it is for.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod drop_in;
+mod pool;
 mod surface;
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Parses the sizes of pools in the variable `TONIC_RDMA_POOL`.
+//! Parses the total sizes of pools in the variable `TONIC_RDMA_POOL`.
 
 use tonic_rdma_memory::MIN_POOL;
 
@@ -6,16 +6,16 @@ use tonic_rdma_memory::MIN_POOL;
 pub(super) const ALLOWED: &str = "a number of bytes with a unit, such as 512MiB or 2GiB, of at least 2MiB; for one kind of pool \
      `verbs=512MiB` or `shm=2GiB`, or both, separated by a comma";
 
-/// The sizes of pools in bytes, as an operator sets them.
+/// The total sizes of pools in bytes, as an operator sets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct PoolSizes {
+pub(crate) struct PoolTotals {
     /// Size of each RDMA device's pool.
     pub(crate) verbs: Option<usize>,
     /// Size of the pool for shared memory.
     pub(crate) shm: Option<usize>,
 }
 
-impl PoolSizes {
+impl PoolTotals {
     /// Parses one size for all pools, or a size for each kind of pool. The error describes the
     /// defect.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn one_size_is_for_all_pools_and_a_named_one_for_its_kind() {
-        let sizes = |verbs, shm| Ok(PoolSizes { verbs, shm });
-        assert_eq!(PoolSizes::parse("512MiB"), sizes(Some(512 << 20), Some(512 << 20)));
-        assert_eq!(PoolSizes::parse(" 2097152 "), sizes(Some(2 << 20), Some(2 << 20)));
-        assert_eq!(PoolSizes::parse("1 GiB"), sizes(Some(1 << 30), Some(1 << 30)));
-        assert_eq!(PoolSizes::parse("shm=2G"), sizes(None, Some(2 << 30)));
-        assert_eq!(PoolSizes::parse("verbs=64M, shm=1T"), sizes(Some(64 << 20), Some(1 << 40)));
+        let sizes = |verbs, shm| Ok(PoolTotals { verbs, shm });
+        assert_eq!(PoolTotals::parse("512MiB"), sizes(Some(512 << 20), Some(512 << 20)));
+        assert_eq!(PoolTotals::parse(" 2097152 "), sizes(Some(2 << 20), Some(2 << 20)));
+        assert_eq!(PoolTotals::parse("1 GiB"), sizes(Some(1 << 30), Some(1 << 30)));
+        assert_eq!(PoolTotals::parse("shm=2G"), sizes(None, Some(2 << 30)));
+        assert_eq!(PoolTotals::parse("verbs=64M, shm=1T"), sizes(Some(64 << 20), Some(1 << 40)));
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
             ("shm=64MiB,1GiB", "a size without its kind of pool"),
             ("shm=64MiB,shm=1GiB", "two sizes for one kind of pool"),
         ] {
-            assert_eq!(PoolSizes::parse(bad), Err(problem), "{bad}");
+            assert_eq!(PoolTotals::parse(bad), Err(problem), "{bad}");
         }
     }
 }
