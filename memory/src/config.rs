@@ -40,7 +40,6 @@ pub struct PoolConfig {
     send: Option<usize>,
     landing: Option<usize>,
     huge_pages: HugePages,
-    lendable: bool,
 }
 
 impl PoolConfig {
@@ -89,14 +88,6 @@ impl PoolConfig {
     /// Sets which pages to use. Default: transparent huge pages.
     pub fn huge_pages(mut self, pages: HugePages) -> Self {
         self.huge_pages = pages;
-        self
-    }
-
-    /// Sets whether send memory may be [lent](crate::Pool::lend) to processes on this host, where
-    /// the device supports it. Memory that is [for a peer](crate::Pool::for_peer) then lies in
-    /// separate files, which that peer maps whole and read-only. Default: false.
-    pub fn lendable(mut self, lendable: bool) -> Self {
-        self.lendable = lendable;
         self
     }
 
@@ -187,8 +178,7 @@ impl PoolConfig {
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
             _ => (chunk - chunk % HUGE_PAGE).max(HUGE_PAGE),
         };
-        let PoolConfig { huge_pages, lendable, .. } = *self;
-        Ok(PoolSizes { total, send, landing, control, chunk, huge_pages, lendable })
+        Ok(PoolSizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
     }
 }
 
@@ -255,8 +245,6 @@ pub struct PoolSizes {
     pub chunk: usize,
     /// Which pages the pool uses.
     pub huge_pages: HugePages,
-    /// Whether memory for sending may be lent.
-    pub lendable: bool,
 }
 
 /// The size classes, in bytes, of control blocks that share a page if pages are longer than 4 KiB.

@@ -106,11 +106,15 @@ mod tests {
     use std::sync::Arc;
 
     use crate::test_util::LendingRegistrar;
-    use crate::{HeapRegistrar, LendableBuf, LendableMemory, Pool, PoolConfig};
+    use crate::{HeapRegistrar, LendScope, LendableBuf, LendableMemory, Pool, PoolConfig};
 
-    fn pool(lendable: bool) -> Pool {
-        let config = PoolConfig::default().total(16 << 20).send(4 << 20).lendable(lendable);
-        Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap().for_peer()
+    fn common(scope: LendScope) -> Pool {
+        let config = PoolConfig::default().total(16 << 20).send(4 << 20);
+        Pool::new(config, Arc::new(LendingRegistrar::new(scope))).unwrap()
+    }
+
+    fn pool(scope: LendScope) -> Pool {
+        common(scope).for_peer()
     }
 
     fn filled(pool: &Pool, len: usize) -> bytes::Bytes {
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn three_quarters_of_the_send_memory_may_be_lent() {
-        let pool = pool(true);
+        let pool = pool(LendScope::All);
         let all: Vec<_> = (0..4).map(|_| filled(&pool, 1 << 20)).collect();
         let mut lent: Vec<_> = all.iter().map(|bytes| pool.lend(bytes)).collect();
         assert_eq!(lent.iter().filter(|lent| lent.is_some()).count(), 3);
@@ -137,10 +141,7 @@ mod tests {
     /// another peer.
     #[test]
     fn peers_are_lent_memory_of_their_own() {
-        let common = {
-            let config = PoolConfig::default().total(16 << 20).send(4 << 20).lendable(true);
-            Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap()
-        };
+        let common = common(LendScope::All);
         let (one, other) = (common.for_peer(), common.for_peer());
         // The handles allocate in turn. Without separate arenas, they would share an arena and
         // reuse each other's slots.
@@ -165,7 +166,7 @@ mod tests {
     /// bytes that may be lent to it.
     #[test]
     fn a_peer_that_keeps_what_it_is_lent_leaves_memory_to_others() {
-        let greedy = pool(true);
+        let greedy = pool(LendScope::All);
         let kept: Vec<_> = std::iter::from_fn(|| greedy.try_alloc(64 << 10).ok()).collect();
         assert_eq!(kept.len(), 64, "all of it");
         // One slot of each arena.
@@ -196,7 +197,7 @@ mod tests {
     /// A waiting request is served from another peer's free memory, even after that peer has gone.
     #[test]
     fn memory_of_one_peer_comes_free_for_another() {
-        let waiting = pool(true);
+        let waiting = pool(LendScope::All);
         for leaves in [false, true] {
             let mut holder = Some(waiting.for_peer());
             let take = || holder.as_ref()?.try_alloc(64 << 10).ok();
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn registered_memory_is_lent_whatever_the_pool_is() {
-        let pool = pool(false);
+        let pool = pool(LendScope::Registered);
         let mut buf = LendableBuf::zeroed(8 << 20).unwrap();
         buf.fill(7);
         let memory = Arc::new(buf.freeze());
@@ -241,12 +242,12 @@ mod tests {
 
     #[test]
     fn only_memory_that_peers_can_map_is_lent() {
-        let (plain, lendable) = (pool(false), pool(true));
+        let (plain, lendable) = (pool(LendScope::Registered), pool(LendScope::All));
         assert!(plain.lend(&filled(&plain, 4096)).is_none(), "not asked for");
         assert!(lendable.lend(&filled(&plain, 4096)).is_none(), "another pool's");
         assert!(lendable.lend(&bytes::Bytes::from(vec![0; 4096])).is_none());
         let device = Arc::new(HeapRegistrar::default());
-        let cannot = Pool::new(PoolConfig::default().lendable(true), device).unwrap();
+        let cannot = Pool::new(PoolConfig::default(), device).unwrap().for_peer();
         assert!(cannot.lend(&filled(&cannot, 4096)).is_none(), "the device cannot lend");
         let bytes = filled(&lendable, 8192);
         let part = lendable.lend(&bytes.slice(100..200)).unwrap();

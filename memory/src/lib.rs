@@ -88,5 +88,5 @@ pub use region::memfd;
 pub use region::page::HugePages;
 pub use region::random_address::random_iova;
 pub use registered::PoolRegistration;
-pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
+pub use registrar::{Access, HeapRegistrar, LendScope, Memory, Registrar, Registration};
 pub use stats::{ClassStats, PoolStats, Use};

@@ -19,7 +19,7 @@ use crate::region::lendable::LendableMemory;
 use crate::region::memfd;
 use crate::registered::other_pools::OtherPools;
 use crate::registered::{Owner, PoolRegistration, freeing};
-use crate::registrar::Registrar;
+use crate::registrar::{LendScope, Registrar};
 use crate::stats::{PoolStats, Use};
 
 /// Memory that is registered with one device: for sending, for landing, and for the connections'
@@ -90,15 +90,16 @@ impl Pool {
 
     /// Returns a handle of this pool whose send buffers serve one peer, and may be
     /// [lent](Self::lend) to that peer. Such buffers lie in arenas from which no other handle
-    /// allocates, so a peer that maps such an arena finds only memory that this handle allocated.
+    /// allocates, each in a file of its own. So a peer that maps such a file, whole and read-only,
+    /// finds only memory that this handle allocated.
     /// All handles share the budgets. At most three quarters of the send memory are in such arenas.
     /// Beyond this limit, buffers come from memory that is not lent.
     ///
-    /// Returns a plain clone if [lending is off](PoolConfig::lendable).
+    /// Returns a plain clone unless the device lends [send memory](LendScope::All).
     #[must_use]
     pub fn for_peer(&self) -> Pool {
         let Inner { send, control, other_pools, ledger } = &*self.0;
-        if !(ledger.sizes.lendable && ledger.registrar.lends()) {
+        if ledger.registrar.lend_scope() != LendScope::All {
             return self.clone();
         }
         Pool(Arc::new(Inner {
@@ -229,9 +230,9 @@ impl Pool {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }
 
-    /// Registers application memory like [`register`](Self::register). If the device supports it,
-    /// the memory can also be [lent](Self::lend) to processes on this host, regardless of
-    /// [`PoolConfig::lendable`]. Such a process maps all of the memory.
+    /// Registers application memory like [`register`](Self::register). Unless the device lends
+    /// [nothing](LendScope::Nothing), the memory can also be [lent](Self::lend) to processes on
+    /// this host. Such a process maps all of the memory.
     ///
     /// # Errors
     /// The errors of [`register`](Self::register), and [`RegionError::Register`] if the process has

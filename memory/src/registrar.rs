@@ -20,8 +20,19 @@ pub enum Access {
     /// The pool requests this access only if the registrar [wants a file](Registrar::wants_file).
     RemoteWriteInTurn,
     /// Like [`Access::LocalRead`], and peers that have the rkey may map the file and read it. The
-    /// pool requests this access only if the registrar [lends](Registrar::lends).
+    /// pool requests this access only if the registrar [lends](Registrar::lend_scope) it.
     Lend,
+}
+
+/// The memory that a device lends to peers, which map its file and read the memory there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LendScope {
+    /// No memory.
+    Nothing,
+    /// Memory that was [registered for lending](crate::Pool::register_lendable).
+    Registered,
+    /// The same, and send memory that is [for a peer](crate::Pool::for_peer).
+    All,
 }
 
 /// Memory to register.
@@ -81,9 +92,9 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Whether memory can be lent to peers, which map its file and read the memory there.
-    fn lends(&self) -> bool {
-        false
+    /// The memory that is lent to peers.
+    fn lend_scope(&self) -> LendScope {
+        LendScope::Nothing
     }
 
     /// Whether mapping and registering memory takes so long that a runtime's task should not wait

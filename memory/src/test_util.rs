@@ -14,11 +14,21 @@ use crate::buf::PinnedBuf;
 use crate::error::RegisterError;
 use crate::region::mapping::Mapping;
 use crate::region::page::{HugePages, page};
-use crate::registrar::{HeapRegistrar, Memory, Registrar, Registration};
+use crate::registrar::{HeapRegistrar, LendScope, Memory, Registrar, Registration};
 
 /// A registrar without a device, whose pools may lend memory.
-#[derive(Debug, Default)]
-pub struct LendingRegistrar(HeapRegistrar);
+#[derive(Debug)]
+pub struct LendingRegistrar {
+    heap: HeapRegistrar,
+    scope: LendScope,
+}
+
+impl LendingRegistrar {
+    /// Makes a registrar that lends this memory.
+    pub fn new(scope: LendScope) -> Self {
+        LendingRegistrar { heap: HeapRegistrar::default(), scope }
+    }
+}
 
 // SAFETY: the keys belong to no device, so they never work.
 unsafe impl Registrar for LendingRegistrar {
@@ -26,14 +36,14 @@ unsafe impl Registrar for LendingRegistrar {
         false
     }
 
-    fn lends(&self) -> bool {
-        true
+    fn lend_scope(&self) -> LendScope {
+        self.scope
     }
 
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         assert!(memory.file.is_some() || memory.access != crate::Access::Lend);
         // SAFETY: the caller's promise.
-        unsafe { self.0.register(memory) }
+        unsafe { self.heap.register(memory) }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tonic_rdma_memory::test_util::LendingRegistrar;
-use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_memory::{LendScope, Pool, PoolConfig};
 
 /// Sets the process's limit on descriptors. No other test runs in this process.
 fn allow_descriptors(count: u64) {
@@ -16,8 +16,8 @@ fn allow_descriptors(count: u64) {
 
 #[test]
 fn memory_that_cannot_be_lent_is_memory_all_the_same() {
-    let config = PoolConfig::default().lendable(true);
-    let pool = Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap().for_peer();
+    let registrar = Arc::new(LendingRegistrar::new(LendScope::All));
+    let pool = Pool::new(PoolConfig::default(), registrar).unwrap().for_peer();
     allow_descriptors(3);
     let mut buf = pool.try_alloc(100_000).unwrap();
     buf.resize_zeroed(100_000);

@@ -25,7 +25,7 @@ use crate::file::OwnedFd;
 use crate::ledger::{KeepAlive, Keys, Ledger};
 use crate::process::PerProcess;
 use crate::region::page::page;
-use crate::registrar::{Access, Memory, Registration};
+use crate::registrar::{Access, LendScope, Memory, Registration};
 
 /// A registration with the device of one pool. Cheap to clone. The last holder deregisters the
 /// memory: a clone, or [`PinnedBytes`](crate::PinnedBytes) of the memory.
@@ -97,7 +97,7 @@ impl PoolRegistration {
         if let Some(pool) = ledger.index.overlaps(range) {
             return Err(RegionError::Overlap { len, pool });
         }
-        let file = file.filter(|_| ledger.registrar.lends());
+        let file = file.filter(|_| ledger.registrar.lend_scope() != LendScope::Nothing);
         let access = if file.is_some() { Access::Lend } else { Access::LocalRead };
         let registration = pin(&ledger, range, other, || {
             // SAFETY: the caller keeps the range readable until the registration is dropped. Nobody

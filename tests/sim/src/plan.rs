@@ -184,10 +184,9 @@ impl Plan {
         // These settings follow from the seed itself instead of `rng`, so that they do not change
         // the rest of the plan.
         net.unordered = [0, 1, 4][(seed / 3 % 3) as usize];
-        let lendable = seed.is_multiple_of(3);
+        net.lends_pool = seed.is_multiple_of(3);
         net.lends_on = seed.is_multiple_of(2);
-        let pools =
-            (0..servers + clients).map(|_| pool(pressure, rng).lendable(lendable)).collect();
+        let pools = (0..servers + clients).map(|_| pool(pressure, rng)).collect();
         let channels: Vec<ChannelPlan> = (0..rng.random_range(clients..=3))
             .map(|n| ChannelPlan {
                 host: servers + n % clients,

@@ -64,7 +64,7 @@ impl Peer {
     /// Like [`connect`](Self::connect), but lends as `lending` allows.
     pub(crate) async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
-        let config = PoolConfig::default().total(16 << 20).lendable(lending != Lending::Off);
+        let config = PoolConfig::default().total(16 << 20);
         let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
         let grant = request_grant(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };

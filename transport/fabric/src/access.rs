@@ -31,11 +31,19 @@ impl ShmAccess {
     }
 }
 
-/// The processes on this host to which send memory is lent. Each such process maps the memory of
-/// its connection read-only, and reads messages in the sender's memory.
+/// The memory that is lent to processes on this host, and the processes to which it is lent. Such a
+/// process maps the memory read-only, and reads messages in the sender's memory.
 ///
-/// At any time, such a process can see everything that the sender writes to buffers of that
-/// connection.
+/// | | send memory of the connection's pool | memory registered for lending | lent to |
+/// |---|---|---|---|
+/// | [`Off`](Self::Off) | no | no | no process |
+/// | [`SameUserRegistered`](Self::SameUserRegistered) | no | yes | processes of the same user |
+/// | [`SameUser`](Self::SameUser) | yes | yes | the same |
+/// | [`SameUserOnward`](Self::SameUserOnward) | yes | yes | the same, and processes to which these lend |
+/// | [`OneProcess`](Self::OneProcess) | yes | yes | one process |
+///
+/// At any time, a process to which the pool's memory is lent can see everything that the sender
+/// writes to buffers of their connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lending {
@@ -47,6 +55,10 @@ pub enum Lending {
     /// (ptrace(2)), unless the system forbids that. Other processes of this user, for example in
     /// another container of a pod, get copies.
     SameUser,
+    /// Like [`SameUser`](Self::SameUser), but only memory that the application has registered for
+    /// lending is lent. No process sees any of the pool's send memory: messages in this memory are
+    /// copied.
+    SameUserRegistered,
     /// Like [`SameUser`](Self::SameUser), but lent bytes may be lent once more: a proxy with this
     /// setting passes on lent bytes without a copy. Both the sender and the proxy must choose this
     /// setting, because the last reader maps whole files. **The last reader sees everything that

@@ -18,11 +18,10 @@ use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Fabric, HostProcess, Lending, Lent, Link, LinkError, ShmAccess};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
-/// A side whose pool may be lent.
+/// A side that lends as `lending` says.
 fn lending(lending: Lending) -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, lending));
-    let config = PoolConfig::default().lendable(true);
-    let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
+    let pool = Pool::new(PoolConfig::default(), fabric.registrar()).unwrap().for_peer();
     Side { fabric, pool }
 }
 
@@ -118,7 +117,13 @@ async fn only_those_who_may_are_lent_anything() {
     let off = lending(Lending::Off);
     let (mut s, _c) = greeted_pair(&off, &you).await;
     assert!(!s.link.may_lend());
-    assert_eq!(try_lend(&off, &mut s, &off.payload(4096, 1)), None);
+    assert!(off.pool.lend(&off.payload(4096, 1)).is_none());
+    // The link lends nothing either, not even memory that another device may lend.
+    let one = lending(this_process());
+    assert_eq!(try_lend(&one, &mut s, &one.payload(4096, 1)), None);
+    // Pool memory is not lent with registered memory.
+    let registered = lending(Lending::SameUserRegistered);
+    assert!(registered.pool.lend(&registered.payload(4096, 1)).is_none());
     // The first peer that connects is not the process that is named.
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let other = lending(Lending::OneProcess(HostProcess::by_pid(child.id()).unwrap()));
@@ -128,7 +133,6 @@ async fn only_those_who_may_are_lent_anything() {
     child.kill().unwrap();
     child.wait().unwrap();
     // This process is the process that is named.
-    let one = lending(this_process());
     let (mut s, mut c) = greeted_pair(&one, &you).await;
     let bytes = one.payload(4096, 1);
     lend_to(&one, &mut s, &mut c, &bytes).await;
@@ -176,7 +180,7 @@ async fn leases_outlive_the_connection() {
 #[tokio::test]
 async fn freed_arenas_are_taken_back() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
-    let config = PoolConfig::default().send(4 << 20).lendable(true);
+    let config = PoolConfig::default().send(4 << 20);
     let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric };
     let you = borrowing();
     let (mut s, mut c) = greeted_pair(&me, &you).await;

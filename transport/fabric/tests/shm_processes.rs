@@ -95,9 +95,14 @@ fn side() -> Side {
 
 /// A side that lends what it sends, and allows lending on.
 fn lending_side() -> Side {
-    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUserOnward));
-    let config = PoolConfig::default().lendable(true);
-    Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric }
+    side_with(Lending::SameUserOnward)
+}
+
+/// A side that lends as `lending` says.
+fn side_with(lending: Lending) -> Side {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, lending));
+    let pool = Pool::new(PoolConfig::default(), fabric.registrar()).unwrap().for_peer();
+    Side { fabric, pool }
 }
 
 fn start(role: &str, addr: &str) -> Process {
@@ -357,8 +362,7 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
 /// The pool may not be lent, but the application memory may. The other process maps only the file
 /// that holds this memory, read-only, and cannot map it for writing.
 async fn registered_memory_is_all_that_a_peer_maps() {
-    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
-    let me = Side::new(fabric);
+    let me = side_with(Lending::SameUserRegistered);
     let (mut process, mut end) = with_process(&me, "connect").await;
     let pid = process.says("stands");
     assert!(me.pool.lend(&me.payload(LENT, 7)).is_none(), "of the pool");
@@ -425,10 +429,7 @@ async fn a_killed_process_between_takes_nothing_away() {
 async fn one_process_is_lent_to() {
     let mut first = start("serve", "");
     let addr: ShmAddr = first.says("listening").parse().unwrap();
-    let named = Lending::OneProcess(HostProcess::by_pid(first.id()).unwrap());
-    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, named));
-    let config = PoolConfig::default().lendable(true);
-    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric };
+    let me = side_with(Lending::OneProcess(HostProcess::by_pid(first.id()).unwrap()));
     let (mut second, mut other) = with_process(&me, "connect").await;
     let pid = second.says("stands");
     let bytes = me.payload(LENT, 7);

@@ -25,8 +25,7 @@ const NAMED: Takes = Takes { lent: false, named: true };
 /// A side that lends to any peer that takes lent memory.
 fn lending() -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
-    let config = PoolConfig::default().lendable(true);
-    let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
+    let pool = Pool::new(PoolConfig::default(), fabric.registrar()).unwrap().for_peer();
     Side { fabric, pool }
 }
 

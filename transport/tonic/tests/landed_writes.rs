@@ -139,7 +139,7 @@ impl Peer {
         let hello = Hello::new(grant.ticket.try_into().unwrap(), config().settings()).encode();
 
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
-        let sizes = PoolConfig::default().total(8 << 20).lendable(lending != Lending::Off);
+        let sizes = PoolConfig::default().total(8 << 20);
         let pool = Pool::new(sizes, fabric.registrar()).unwrap().for_peer();
         let link = LinkConfig {
             recv_slots: 32,

@@ -146,7 +146,7 @@ impl ShmDevice {
     /// Returns a registrar that adds landing chunks and lendable regions to the device's table, so
     /// that they can be offered to peers. The registrar pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
-        Arc::new(ShmRegistrar(self.0.table.clone()))
+        Arc::new(ShmRegistrar { table: self.0.table.clone(), scope: self.0.permit.scope() })
     }
 
     /// Number of live registrations that peers may write to. 0 once all pools on the device are

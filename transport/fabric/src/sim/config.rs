@@ -26,6 +26,9 @@ pub struct SimConfig {
     /// The bytes of one in this many WRITEs arrive in any order. Some of these bytes arrive only
     /// when the RECV of a later message completes. 0, the default, means never.
     pub unordered: u32,
+    /// Whether send memory of pools may be lent. Memory that is registered for lending always may.
+    /// Default false.
+    pub lends_pool: bool,
     /// Whether memory that a peer has lent may be lent again. Default false.
     pub lends_on: bool,
     /// Maximum depth of a send queue, at least 4. Default: no maximum.
@@ -48,6 +51,7 @@ impl Default for SimConfig {
             idle_wakeups: 0,
             flushed: 0,
             unordered: 0,
+            lends_pool: false,
             lends_on: false,
             send_queue: None,
             audit: false,

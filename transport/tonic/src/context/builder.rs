@@ -28,8 +28,6 @@ pub(super) struct ContextSettings {
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
     pub(super) takes: Takes,
-    /// Whether messages in pool memory are not lent.
-    pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
     pub(super) busy_poll_limit: Option<Duration>,
     pub(super) landing_alignment: Option<u16>,
@@ -106,26 +104,27 @@ impl ContextBuilder {
         self
     }
 
-    /// Set which processes on this host may borrow messages, which are then lent instead of copied.
-    /// Default is [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory
-    /// registered with [`Context::register_lendable`](crate::Context::register_lendable). The
-    /// setting concerns messages that this process sends over shared memory to peers whose program
-    /// has turned [`borrowing`](Self::borrowing) on.
+    /// Set which messages are lent instead of copied, and to which processes on this host. Default
+    /// is [`Lending::Off`]. Messages in pool memory can be lent, and messages in memory registered
+    /// with [`Context::register_lendable`](crate::Context::register_lendable). The setting concerns
+    /// messages that this process sends over shared memory to peers whose program has turned
+    /// [`borrowing`](Self::borrowing) on.
     ///
     /// The peer reads the long field of a lent message in place, so this field is not copied. A
-    /// message can be lent if a field of type `bytes` of at least 32 KiB is a buffer of
-    /// [`Channel::pool`](crate::Channel::pool), and the rest of the message has at most 4 KiB. The
-    /// buffer returns to the pool when the reader has dropped the last slice of the buffer. At most
-    /// three quarters of the pool's memory for sending are lent at a time. Further messages are
-    /// copied, so a reader that keeps received messages does not delay other readers.
+    /// message can be lent if a field of type `bytes` of at least 32 KiB lies in such memory, and
+    /// the rest of the message has at most 4 KiB. A buffer of the pool returns to the pool when the
+    /// reader has dropped the last slice of the buffer. At most three quarters of the pool's memory
+    /// for sending are lent at a time. Further messages are copied, so a reader that keeps received
+    /// messages does not delay other readers.
     ///
     /// **Each peer that borrows maps, read-only, the send memory of the pool of its connection**:
     /// at a client the memory of [`Channel::pool`](crate::Channel::pool), at a server the memory of
     /// the request's [`pool`](crate::pool()). The peer sees only the content of buffers from that
-    /// pool. A message in another connection's buffer is copied. For a peer that runs as another
-    /// user, use [`Lending::OneProcess`], which names the process. As over RDMA, the sending
-    /// process could change a message while the peer reads it, so a peer that does not trust the
-    /// sender must not borrow.
+    /// pool. A message in another connection's buffer is copied. With
+    /// [`Lending::SameUserRegistered`], peers see none of the pool's send memory. For a peer that
+    /// runs as another user, use [`Lending::OneProcess`], which names the process. As over RDMA,
+    /// the sending process could change a message while the peer reads it, so a peer that does not
+    /// trust the sender must not borrow.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self
@@ -154,16 +153,6 @@ impl ContextBuilder {
     /// over shared memory.
     pub fn map_peer_buffers(mut self, map: bool) -> Self {
         self.0.takes.named = map;
-        self
-    }
-
-    /// Set whether [`lending`](Self::lending) also applies to messages in pool memory, or only to
-    /// messages in memory registered with
-    /// [`Context::register_lendable`](crate::Context::register_lendable). Default is true. With
-    /// false, only memory registered with that method is lent, and peers see none of the pool's
-    /// send memory.
-    pub fn lend_pool(mut self, lend_pool: bool) -> Self {
-        self.0.keeps_pool = !lend_pool;
         self
     }
 

@@ -28,9 +28,7 @@ use survey::{FirstDevice, Survey};
 use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
-use tonic_rdma_fabric::{
-    Addr, Fabric, FabricError, HostSnapshot, Lending, LocalAddress, off_worker,
-};
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, HostSnapshot, LocalAddress, off_worker};
 use tonic_rdma_memory::{
     HeapRegistrar, PerProcess, Pool, PoolConfig, PoolError, PoolStats, throttled,
 };
@@ -160,14 +158,6 @@ impl Context {
         match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {
             (Some(_), _) => Some(PoolSizeBy::Environment),
             (None, total) => total.map(|_| PoolSizeBy::Program),
-        }
-    }
-
-    fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
-        let config = pool_size::of(fabric, self.0.settings.pool.clone());
-        match self.0.settings.lending {
-            Lending::Off => config,
-            _ => config.lendable(!self.0.settings.keeps_pool),
         }
     }
 
@@ -370,7 +360,8 @@ impl Context {
         }
         // Forget old registrations, because the device may have been removed and have returned.
         self.0.state.regions.forget(fabric.name());
-        let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
+        let config = pool_size::of(fabric, self.0.settings.pool.clone());
+        let registrar = fabric.registrar();
         let made = if registrar.pins() {
             // Do not block a worker, because pinning a few megabytes takes milliseconds.
             off_worker(move || Pool::new(config, registrar)).await.map_err(from_error::no_thread)?

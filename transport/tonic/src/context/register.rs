@@ -73,18 +73,17 @@ impl Context {
     /// fields in place.
     ///
     /// The memory is a separate file, which the borrowing processes map read-only and **whole**.
-    /// These processes see all of this memory. If
-    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) is set to false, they see
-    /// none of the pool's send memory, because the context then lends only memory that was
-    /// registered with this method. All of the memory may be lent at the same time. The memory
-    /// stays registered until the last reader has dropped it. Nobody can truncate the file, because
-    /// its seals forbid that.
+    /// These processes see all of this memory. With
+    /// [`Lending::SameUserRegistered`](crate::Lending::SameUserRegistered) they see none of the
+    /// pool's send memory, because the context then lends only memory that was registered with this
+    /// method. All of the memory may be lent at the same time. The memory stays registered until
+    /// the last reader has dropped it. Nobody can truncate the file, because its seals forbid that.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {
     /// use tonic_rdma::{Context, LendableBuf, Lending};
     ///
-    /// let context = Context::builder().lending(Lending::SameUser).lend_pool(false).build();
+    /// let context = Context::builder().lending(Lending::SameUserRegistered).build();
     /// let mut table = LendableBuf::zeroed(256 << 20)?;
     /// table[..5].copy_from_slice(b"first");
     /// let table = context.register_lendable(table.freeze()).await?;

@@ -447,10 +447,10 @@ async fn lending_is_asked_for() {
     assert_eq!(world.channel.stats().bytes_sent_lent, 0);
 }
 
-/// A context that lends registered memory, but not its pool's memory.
-fn own_memory_only(lending: Lending) -> Context {
+/// A context that borrows nothing.
+fn not_borrowing(lending: Lending) -> Context {
     let pool = PoolConfig::default().total(64 << 20);
-    Context::builder().pool(pool).lending(lending).lend_pool(false).build()
+    Context::builder().pool(pool).lending(lending).build()
 }
 
 fn lendable(len: usize, seed: u8) -> LendableMemory {
@@ -464,7 +464,8 @@ fn lendable(len: usize, seed: u8) -> LendableMemory {
 #[tokio::test]
 async fn memory_of_the_application_is_lent_and_nothing_else() {
     for filled_elsewhere in [false, true] {
-        let contexts = [Some(context(Lending::Off)), Some(own_memory_only(Lending::SameUser))];
+        let client = not_borrowing(Lending::SameUserRegistered);
+        let contexts = [Some(context(Lending::Off)), Some(client)];
         let world = World::between(Fabric::Shm, contexts, blobs(Which::Ours)).await;
         let memory = match filled_elsewhere {
             false => lendable(8 * MIB, 3),
@@ -513,7 +514,7 @@ async fn memory_of_the_application_is_lent_and_nothing_else() {
 /// Memory that is registered before there is a connection, and read after the connection has ended.
 #[tokio::test]
 async fn memory_of_the_application_outlives_the_connection() {
-    let context = own_memory_only(Lending::SameUser);
+    let context = not_borrowing(Lending::SameUserRegistered);
     let table = context.register_lendable(lendable(MIB, 9)).await.unwrap();
     assert!(table.devices().is_empty(), "nothing is opened yet");
     let world = World::between(
@@ -540,7 +541,7 @@ async fn memory_of_the_application_outlives_the_connection() {
 async fn memory_of_the_application_is_lent_by_permission() {
     let world = World::between(
         Fabric::Shm,
-        [Some(context(Lending::Off)), Some(own_memory_only(Lending::Off))],
+        [Some(context(Lending::Off)), Some(not_borrowing(Lending::Off))],
         blobs(Which::Ours),
     )
     .await;

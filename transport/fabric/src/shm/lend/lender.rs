@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use slab::Slab;
-use tonic_rdma_memory::LendableBytes;
+use tonic_rdma_memory::{LendScope, LendableBytes};
 
 use crate::access::HostProcess;
 use crate::link::Lent;
@@ -38,7 +38,7 @@ impl Lender {
         peer: Option<HostProcess>,
         taken: Taken,
     ) -> Option<Lender> {
-        if permit.is_off() || !taken.peer.lent {
+        if permit.scope() == LendScope::Nothing || !taken.peer.lent {
             return None;
         }
         let (permit, files, leases) = (permit.clone(), Offers::default(), Slab::new());

@@ -52,7 +52,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use slab::Slab;
-use tonic_rdma_memory::{LendableBytes, PerProcess, throttled};
+use tonic_rdma_memory::{LendScope, LendableBytes, PerProcess, throttled};
 
 use crate::access::{HostProcess, Lending};
 use crate::shm::same_user::{process, still_lives};
@@ -136,7 +136,7 @@ fn wait(woken: &PipeReader) {
     }
 }
 
-/// Decides for all links of a device whether memory may be lent.
+/// Decides for all links of a device which memory may be lent, and to whom.
 #[derive(Debug)]
 pub(crate) struct Permit {
     lending: Lending,
@@ -147,9 +147,13 @@ impl Permit {
         Permit { lending }
     }
 
-    /// Whether lending is off, so that no peer may be lent memory.
-    pub(crate) fn is_off(&self) -> bool {
-        self.lending == Lending::Off
+    /// The memory that may be lent.
+    pub(crate) fn scope(&self) -> LendScope {
+        match self.lending {
+            Lending::Off => LendScope::Nothing,
+            Lending::SameUserRegistered => LendScope::Registered,
+            Lending::SameUser | Lending::SameUserOnward | Lending::OneProcess(_) => LendScope::All,
+        }
     }
 
     /// Whether peers may lend on this process's memory, and whether this process may lend on its
@@ -164,7 +168,9 @@ impl Permit {
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,
-            Lending::SameUser | Lending::SameUserOnward => known.is_some_and(still_lives),
+            Lending::SameUser | Lending::SameUserRegistered | Lending::SameUserOnward => {
+                known.is_some_and(still_lives)
+            }
             Lending::OneProcess(named) => {
                 let known = || known.filter(|known| still_lives(*known));
                 process(socket).or_else(known) == Some(named)

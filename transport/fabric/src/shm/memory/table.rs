@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
+use tonic_rdma_memory::{Access, LendScope, Memory, RegisterError, Registrar, Registration};
 
 /// The chunks that peers may be given.
 #[derive(Debug, Default)]
@@ -159,7 +159,10 @@ impl ChunkTable {
 
 /// The registrar of a device, which adds chunks and lendable regions to the table.
 #[derive(Debug)]
-pub(crate) struct ShmRegistrar(pub(crate) Arc<ChunkTable>);
+pub(crate) struct ShmRegistrar {
+    pub(crate) table: Arc<ChunkTable>,
+    pub(crate) scope: LendScope,
+}
 
 struct ShmRegistration {
     table: Arc<ChunkTable>,
@@ -216,8 +219,8 @@ unsafe impl Registrar for ShmRegistrar {
         true
     }
 
-    fn lends(&self) -> bool {
-        true
+    fn lend_scope(&self) -> LendScope {
+        self.scope
     }
 
     fn is_slow(&self) -> bool {
@@ -227,7 +230,7 @@ unsafe impl Registrar for ShmRegistrar {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
         let addr = addr.as_ptr().addr() as u64;
-        let (table, len) = (&*self.0, len as u64);
+        let (table, len) = (&*self.table, len as u64);
         let key = match (access, file) {
             (Access::RemoteWrite | Access::RemoteWriteInTurn, Some(file)) => {
                 let links = Mutex::new(match access {
@@ -244,7 +247,7 @@ unsafe impl Registrar for ShmRegistrar {
             _ => table.next.fetch_add(1, Ordering::Relaxed),
         };
         let lends = access == Access::Lend;
-        Ok(Box::new(ShmRegistration { table: self.0.clone(), key, addr, lends }))
+        Ok(Box::new(ShmRegistration { table: self.table.clone(), key, addr, lends }))
     }
 }
 
@@ -257,7 +260,7 @@ mod tests {
     #[test]
     fn a_chunk_is_shared_with_one_link_which_hears_of_its_end() {
         let table = Arc::new(ChunkTable::default());
-        let registrar = ShmRegistrar(table.clone());
+        let registrar = ShmRegistrar { table: table.clone(), scope: LendScope::Nothing };
         let file = Some(tonic_rdma_memory::memfd::sealed(c"test", 4096).unwrap());
         let memory =
             Memory { addr: NonNull::dangling(), len: 4096, access: Access::RemoteWrite, file };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
+use tonic_rdma_memory::{Access, LendScope, Memory, RegisterError, Registrar, Registration};
 
 use crate::sim::config::InjectedBug;
 use crate::sim::memory::rkey_of;
@@ -52,8 +52,8 @@ unsafe impl Registrar for SimRegistrar {
         false
     }
 
-    fn lends(&self) -> bool {
-        true
+    fn lend_scope(&self) -> LendScope {
+        if self.device.net.config.lends_pool { LendScope::All } else { LendScope::Registered }
     }
 
     fn is_slow(&self) -> bool {
