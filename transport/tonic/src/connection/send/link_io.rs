@@ -219,6 +219,7 @@ impl LinkIo {
                         self.trace.wrote(&write);
                     }
                     let Write { src, pinned, addr, rkey } = write;
+                    let len = src.len();
                     let as_it_lies = match (pinned, self.any_memory) {
                         (true, true) => {
                             // Ring the doorbell now, so that the peer works on the posted messages
@@ -226,32 +227,27 @@ impl LinkIo {
                             if std::mem::take(&mut messages) {
                                 link.ring_doorbell()?;
                             }
-                            Some(WriteSource::Any(src.clone()))
+                            Ok(WriteSource::Any(src))
                         }
-                        (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes),
-                        (false, _) => None,
+                        (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes).ok_or(src),
+                        (false, _) => Err(src),
                     };
-                    let len = src.len();
                     unreported += len;
                     let report = !self.any_memory && unreported >= self.window.half();
                     unreported *= usize::from(!report);
                     let (id, source) = match as_it_lies {
-                        Some(src) => (self.in_flight.write_pinned(src.len()), src),
-                        None => {
+                        Ok(src) => (self.in_flight.write_pinned(len), src),
+                        Err(src) => {
                             let Some(stage) = self.in_flight.stage() else {
-                                let what = format!(
-                                    "a WRITE of {} bytes without room to stage it",
-                                    src.len()
-                                );
+                                let what =
+                                    format!("a WRITE of {len} bytes without room to stage it");
                                 return Err(LinkError::Misuse {
                                     what,
                                     peer: Box::new(link.peer().clone()),
                                 });
                             };
-                            (
-                                self.in_flight.write_staged(src.len(), &stage),
-                                copy_to_stage(link, stage, &src),
-                            )
+                            let id = self.in_flight.write_staged(len, &stage);
+                            (id, copy_to_stage(link, stage, &src))
                         }
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
