@@ -19,11 +19,12 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// [server](crate::Server::land_in), of a request.
 ///
 /// The buffer is passed by value: a `Vec<u8>`, a boxed slice, huge pages, a block for O_DIRECT, a
-/// slot of a cache, or the mapping of a file, under the rule for [mapped
-/// files](crate::Context::register#mapped-files). The call then owns the buffer, even if the call's
+/// slot of a cache, or the mapping of a file. The call then owns the buffer, even if the call's
 /// future is dropped, times out or is forgotten. [`finish`](Self::finish) returns the buffer by
 /// value once no peer and no device can write to it. Until then the reply's field is a
-/// [`Bytes`](bytes::Bytes) over the buffer, not a copy of it.
+/// [`Bytes`](bytes::Bytes) over the buffer, not a copy of it. Nobody may truncate a file that is
+/// mapped as the buffer until `finish` has returned it, or the process ends with SIGBUS: see
+/// [`Context::register`](crate::Context::register).
 ///
 /// ```no_run
 /// # use tonic_rdma_example_services::store::{Name, store_client::StoreClient};
