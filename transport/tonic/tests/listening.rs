@@ -372,11 +372,14 @@ fn server_labels(world: &World) -> String {
     format!(" server_address={} server_port={}", world.addr.ip(), world.addr.port())
 }
 
-/// The calls of a balanced channel are told with the server that got them.
+/// The calls of a balanced channel are told with the server that got them, also if all servers
+/// have one name.
 async fn balanced(tally: &Tally, fabric: Fabric) {
     const CALLS: u64 = 64;
     let servers = [World::new(fabric, Which::Ours).await, World::new(fabric, Which::Ours).await];
-    let endpoints: Vec<_> = servers.iter().map(|world| world.endpoint.clone()).collect();
+    let origin = http::Uri::from_static("http://blobs.example");
+    let endpoints: Vec<_> =
+        servers.iter().map(|world| world.endpoint.clone().origin(origin.clone())).collect();
     let mut client = Client::new(Channel::balance_list(endpoints.into_iter()), Which::Ours, LIMIT);
     for _ in 0..CALLS {
         client.echo(Blob::default()).await.unwrap();

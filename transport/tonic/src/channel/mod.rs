@@ -352,6 +352,7 @@ impl One {
             fast_path_timeout,
             bad_env,
             origin.clone(),
+            metrics::Durations::client(endpoint.uri()),
         ));
         let rails =
             Arc::new(Rails::new(context.turn(), settings.rails.unwrap_or(rails::MAX_RAILS)));

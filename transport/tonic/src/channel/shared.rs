@@ -99,10 +99,11 @@ impl ChannelState {
         fast_path_timeout: Duration,
         bad_env: Option<EnvError>,
         origin: Arc<Origin>,
+        durations: Durations,
     ) -> Self {
         Self {
             counters: tcp.counters.clone(),
-            durations: Durations::client(&origin.uri),
+            durations,
             tcp: Arc::new(tcp),
             state: watch::Sender::new(state),
             required,
@@ -119,15 +120,15 @@ impl ChannelState {
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
-        let further = Self::new(
+        Self::new(
             tcp,
             FastPathState::Idle,
             false,
             self.fast_path_timeout,
             None,
             self.origin.clone(),
-        );
-        Self { durations: self.durations.clone(), ..further }
+            self.durations.clone(),
+        )
     }
 
     /// The fast path, whether or not it takes calls.
