@@ -59,10 +59,12 @@ impl Pool {
         self.0.try_alloc(len)
     }
 
-    /// Whether the pool's device can send these bytes from where they lie. The bytes are then a
-    /// slice of a buffer of this pool, of bytes that landed over any connection, of
-    /// [registered](crate::Context::register) memory, or of a buffer of another device's pool whose
-    /// memory is also registered with this device.
+    /// Whether these bytes lie in memory that is registered with the pool's device: in a buffer of
+    /// this pool, in bytes that landed over any connection, in
+    /// [registered](crate::Context::register) memory, or in a buffer of another device's pool whose
+    /// memory is also registered with this device. For such a buffer, the first call may begin to
+    /// register the memory, and returns false until that is done. Over shared memory, bytes that
+    /// lie elsewhere are also sent from where they lie.
     pub fn contains(&self, bytes: &Bytes) -> bool {
         self.0.resolve(bytes).is_some()
     }

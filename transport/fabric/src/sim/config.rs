@@ -26,7 +26,8 @@ pub struct SimConfig {
     /// The bytes of one in this many WRITEs arrive in any order. Some of these bytes arrive only
     /// when the RECV of a later message completes. 0, the default, means never.
     pub unordered: u32,
-    /// Whether send memory of pools may be lent. Memory that is registered for lending always may.
+    /// Whether send memory of pools may be lent. Memory that is registered for lending always may
+    /// be. On simulated devices this setting decides, and the lending of the context has no effect.
     /// Default false.
     pub lends_pool: bool,
     /// Whether memory that a peer has lent may be lent again. Default false.

@@ -1,4 +1,4 @@
-//! One stream: its two halves, its output queue and its windows.
+//! One stream: its two halves, its transfers, and the landing memory that it wants and holds.
 //!
 //! The sending half:
 //!

@@ -55,9 +55,9 @@ impl ContextBuilder {
         self
     }
 
-    /// How long this host's devices wait for an acknowledgement before they send a packet again.
-    /// Default is 268 ms. The value is rounded up to 4.096 us times a power of two, and clamped to
-    /// the range from 1 ms to 17 s.
+    /// How long the devices of this context's connections wait for an acknowledgement before they
+    /// send a packet again. Default is 268 ms. The value is rounded up to 4.096 us times a power of
+    /// two, and clamped to the range from 1 ms to 17 s.
     ///
     /// Together with [`ack_retries`](Self::ack_retries), this time decides how long the network may
     /// fail before a connection is lost. The limit is this time multiplied by one more than the
@@ -81,7 +81,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Type of service of the packets that this host's devices send: the byte of the IP header
+    /// Type of service of the packets of this context's connections: the byte of the IP header
     /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use
     /// this byte to select a class of packets that is never dropped or has a share of the
     /// bandwidth. `TONIC_RDMA_TOS`, if set, overrides this setting. Default is the system's value

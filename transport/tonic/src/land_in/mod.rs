@@ -138,8 +138,9 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// Takes a buffer in which one reply at a time lands. `as_mut` is called once, and the field
     /// lands at the beginning of its result.
     ///
-    /// A call whose field is longer than the buffer fails with OUT_OF_RANGE, and the status names
-    /// both lengths.
+    /// If the longest `bytes` field of the first message is longer than the buffer, the call fails
+    /// with OUT_OF_RANGE, and the status names both lengths. Later messages of a stream may be
+    /// longer. With another codec than `ProstCodec` no call fails, and the buffer stays empty.
     pub fn new(buffer: T) -> Self {
         LandIn { target: Target::new(NamedBuffer::new(buffer)), _owner: PhantomData }
     }

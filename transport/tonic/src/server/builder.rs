@@ -235,7 +235,10 @@ impl<L> Server<L> {
     /// `allocate` is called once for each call to the method, when the call begins. `allocate` runs
     /// on a worker of the runtime, so it must not block. If `allocate` returns `None`, this request
     /// is received in the ordinary way. A request whose field is longer than its buffer fails with
-    /// OUT_OF_RANGE. The handler finds the buffer in its request's extensions, as a [`LandIn`]:
+    /// OUT_OF_RANGE. So return `None` if [`field`](LandRequest::field) is longer than the buffer.
+    /// If `field` is `None`, as over TCP, the client has not stated the length: return a buffer
+    /// that is long enough for every request, or `None`. The handler finds the buffer in its
+    /// request's extensions, as a [`LandIn`]:
     ///
     /// ```no_run
     /// # use tonic_rdma::{LandIn, Server};
