@@ -81,7 +81,7 @@ CHECKS_BESIDE := package minimal-versions
 # The guest kernel takes minutes to build, and test-conformance needs it.
 AHEAD = scripts/install-packages workspace && scripts/install-packages test && tests/guest/kernel --ahead
 steps = @for step in $(1); do \
-	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
+	    scripts/timed $$step $(NICE) $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
 # The output of each step appears when the step ends.
 beside = @$(MAKE) --no-print-directory -j$(words $(1)) --output-sync=target $(addprefix timed-,$(1)) STARTED=$(STARTED)
@@ -122,6 +122,8 @@ checks: ## run what CI checks besides tests: lints, documentation, features, ver
 checks-in-turn:
 	$(call steps,$(CHECKS))
 
+# The guests take longest, so the steps beside them leave them the processors.
+more-and-checks-in-turn checks-beside: NICE := nice -n 5
 more-and-checks-in-turn:
 	$(call steps,$(filter-out test-rdma-core,$(BESIDE_RDMA)) $(CHECKS) test-rdma-core)
 
