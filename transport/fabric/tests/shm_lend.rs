@@ -16,7 +16,7 @@ use common::*;
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Fabric, HostProcess, Lending, Lent, Link, LinkError, ShmAccess};
-use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig};
 
 /// A side that lends as `lending` says.
 fn lending(lending: Lending) -> Side {
@@ -115,12 +115,16 @@ fn this_process() -> Lending {
 async fn only_those_who_may_are_lent_anything() {
     let you = borrowing();
     let off = lending(Lending::Off);
-    let (mut s, _c) = greeted_pair(&off, &you).await;
+    let (s, _c) = greeted_pair(&off, &you).await;
     assert!(!s.link.may_lend());
     assert!(off.pool.lend(&off.payload(4096, 1)).is_none());
-    // The link lends nothing either, not even memory that another device may lend.
-    let one = lending(this_process());
-    assert_eq!(try_lend(&one, &mut s, &one.payload(4096, 1)), None);
+    // Memory that is registered for lending is not lent either.
+    let mut buf = LendableBuf::zeroed(4096).unwrap();
+    buf.fill(1);
+    let memory = Arc::new(buf.freeze());
+    let bytes = LendableMemory::bytes(memory.clone());
+    let _registration = off.pool.register_lendable(memory).unwrap();
+    assert!(off.pool.lend(&bytes).is_none());
     // Pool memory is not lent with registered memory.
     let registered = lending(Lending::SameUserRegistered);
     assert!(registered.pool.lend(&registered.payload(4096, 1)).is_none());
@@ -133,6 +137,7 @@ async fn only_those_who_may_are_lent_anything() {
     child.kill().unwrap();
     child.wait().unwrap();
     // This process is the process that is named.
+    let one = lending(this_process());
     let (mut s, mut c) = greeted_pair(&one, &you).await;
     let bytes = one.payload(4096, 1);
     lend_to(&one, &mut s, &mut c, &bytes).await;

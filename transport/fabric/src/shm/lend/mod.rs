@@ -178,3 +178,23 @@ impl Permit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_decides_what_is_lent_and_lent_on() {
+        let named = HostProcess::by_pid(std::process::id()).unwrap();
+        for (lending, scope, lends_on) in [
+            (Lending::Off, LendScope::Nothing, false),
+            (Lending::SameUser, LendScope::All, false),
+            (Lending::SameUserRegistered, LendScope::Registered, false),
+            (Lending::SameUserOnward, LendScope::All, true),
+            (Lending::OneProcess(named), LendScope::All, false),
+        ] {
+            let permit = Permit::new(lending);
+            assert_eq!((permit.scope(), permit.lends_on()), (scope, lends_on), "{lending:?}");
+        }
+    }
+}
