@@ -200,11 +200,10 @@ impl Plan {
         pool.may_land().map_err(|error| from_error::pool(&error))?;
         // Lend this server only memory that no other process borrows.
         let pool = pool.for_peer();
-        let mut options =
-            self.context.configure(tonic_rdma_proto::Side::Client, &pool, fabric.grows());
+        let (side, env_tos) = (tonic_rdma_proto::Side::Client, self.env_type_of_service);
+        let mut options = self.context.configure(side, &pool, fabric.grows(), env_tos);
         options.headers(self.max_header_size);
         options.keep_alive(self.keep_alive);
-        options.link.type_of_service = self.context.type_of_service(self.env_type_of_service);
         options.link.source = rail.source;
         options.copy_on_delivery(self.copy_on_delivery);
         let attempted = Attempted(Some(pool.clone()));

@@ -217,12 +217,20 @@ impl ContextBuilder {
 }
 
 impl ContextSettings {
-    /// The configuration of a connection that this process requests or accepts.
-    pub(super) fn configure(&self, side: Side, pool: &Pool, grows: bool) -> ConnectionConfig {
+    /// The configuration of a connection that this process requests or accepts. `env_tos` is the
+    /// type of service that the environment sets.
+    pub(super) fn configure(
+        &self,
+        side: Side,
+        pool: &Pool,
+        grows: bool,
+        env_tos: Option<u8>,
+    ) -> ConnectionConfig {
         let mut options = ConnectionConfig::for_pool(pool, grows, self.pinned_per_peer);
         let link = &mut options.link;
         link.busy_poll_limit = self.busy_poll_limit.unwrap_or(link.busy_poll_limit);
         link.ack_timeout = self.ack_timeout.unwrap_or(link.ack_timeout);
+        link.type_of_service = self.type_of_service(env_tos);
         // The connecting side's retries apply to both sides. An accepting side does not learn them,
         // so it keeps the default, which is the maximum.
         if side == Side::Client {
@@ -231,6 +239,11 @@ impl ContextSettings {
         options.proto.align = self.landing_alignment.unwrap_or(options.proto.align);
         options.takes(self.takes);
         options
+    }
+
+    /// The type of service of a device's packets, as the environment or else the builder sets it.
+    pub(super) fn type_of_service(&self, env: Option<u8>) -> Option<u8> {
+        env.or(self.type_of_service)
     }
 }
 
@@ -249,7 +262,7 @@ mod tests {
         let time = Duration::from_secs(1);
         let ContextBuilder(settings) =
             ContextBuilder::default().ack_timeout(time).ack_retries(2).busy_poll_limit(time);
-        let link = |side| settings.configure(side, &pool, true).link;
+        let link = |side| settings.configure(side, &pool, true, None).link;
         let [client, server] = [Side::Client, Side::Server].map(link);
         for side in [&client, &server] {
             assert_eq!((side.ack_timeout, side.busy_poll_limit), (time, time));
@@ -257,5 +270,22 @@ mod tests {
         assert_eq!((client.ack_retries, server.ack_retries), (2, 6));
         let most = LinkConfig { ack_retries: u8::MAX, ack_timeout: time, ..LinkConfig::default() };
         assert_eq!(server.ack_limit(), most.ack_limit());
+    }
+
+    #[test]
+    fn the_environment_replaces_the_type_of_service() {
+        let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap();
+        for (built, env, used) in [
+            (None, None, None),
+            (Some(0x68), None, Some(0x68)),
+            (None, Some(8), Some(8)),
+            (Some(0x68), Some(8), Some(8)),
+        ] {
+            let settings = ContextSettings { type_of_service: built, ..Default::default() };
+            for side in [Side::Client, Side::Server] {
+                let link = settings.configure(side, &pool, true, env).link;
+                assert_eq!(link.type_of_service, used, "{built:?}, {env:?}, {side:?}");
+            }
+        }
     }
 }

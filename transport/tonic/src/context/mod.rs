@@ -126,8 +126,9 @@ impl Context {
     }
 
     /// The type of service of a device's packets, as the environment or else the builder sets it.
+    #[cfg(feature = "diagnose")]
     pub(crate) fn type_of_service(&self, env: Option<u8>) -> Option<u8> {
-        env.or(self.0.settings.type_of_service)
+        self.0.settings.type_of_service(env)
     }
 
     fn shm(&self) -> Result<Fabric, FabricError> {
@@ -139,9 +140,16 @@ impl Context {
     }
 
     /// The configuration of a connection with memory from `pool`. `grows` says whether slots are
-    /// added and removed with the load.
-    pub(crate) fn configure(&self, side: Side, pool: &Pool, grows: bool) -> ConnectionConfig {
-        self.0.settings.configure(side, pool, grows)
+    /// added and removed with the load, and `env_tos` is the type of service that the environment
+    /// sets.
+    pub(crate) fn configure(
+        &self,
+        side: Side,
+        pool: &Pool,
+        grows: bool,
+        env_tos: Option<u8>,
+    ) -> ConnectionConfig {
+        self.0.settings.configure(side, pool, grows, env_tos)
     }
 
     /// The configuration of an RDMA device's pool. `ignores_ipc_lock` says that the device applies

@@ -33,7 +33,8 @@ impl FastPath {
         if let Err(error) = room {
             return self.refuse(incoming, reject_for(&error), &error.to_string());
         }
-        let options = self.context.configure(Side::Server, &pool, incoming.grows());
+        let (grows, env_tos) = (incoming.grows(), self.env_type_of_service);
+        let options = self.context.configure(Side::Server, &pool, grows, env_tos);
         let accept =
             Accept { version: hello.version(), settings: options.proto.settings() }.encode();
         incoming.refuse_with(&Reject::Resources.encode());

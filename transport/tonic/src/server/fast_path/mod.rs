@@ -253,13 +253,13 @@ impl FastPath {
             if extensions.get::<BareTicket>().is_some() {
                 return this.serve_bare(incoming, pool, &hello, handshake).await;
             }
-            let mut options = this.context.configure(Side::Server, &pool, incoming.grows());
+            let (grows, env_tos) = (incoming.grows(), this.env_type_of_service);
+            let mut options = this.context.configure(Side::Server, &pool, grows, env_tos);
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }
             options.headers(this.settings.max_header_size);
             options.keep_alive(this.settings.keep_alive);
-            options.link.type_of_service = this.context.type_of_service(this.env_type_of_service);
             options.copy_on_delivery(this.settings.copy_on_delivery);
             options.land_in(&this.settings.allocators);
             // Check for room before the connection is accepted, so that a refused client gets the
