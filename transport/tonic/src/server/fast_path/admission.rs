@@ -29,6 +29,7 @@ pub(crate) const MAX_HANDSHAKES: usize = 64;
 /// Number of handshakes that may wait for their turn, for each handshake that may be in progress.
 /// All clients that hold a ticket may wait at the same time ([`CAPACITY`]).
 pub(crate) const WAITING_FOR_EACH: usize = 16;
+const _: () = assert!(MAX_HANDSHAKES * WAITING_FOR_EACH >= CAPACITY);
 /// Time limit of the wait for a turn. Clients give up earlier, unless they are configured
 /// otherwise.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(10);
