@@ -7,7 +7,7 @@ use crate::bootstrap::connection::{HANDSHAKES_AT_ONCE, OFFERS_AT_ONCE};
 use crate::bootstrap::gateways::{MISMATCHES, WINDOW};
 use crate::bootstrap::limited::MAX_REQUEST;
 use crate::bootstrap::service::{MAX_ANSWER, MAX_FABRICS};
-use crate::bootstrap::tickets::{CAPACITY, LIFETIME};
+use crate::bootstrap::tickets::{BARE_LIMIT, CAPACITY, LIFETIME};
 use crate::path::reason::{MAX_DETAIL_TEXT, MAX_LOG_TEXT};
 use crate::server::fast_path::ACCEPT_LIMIT;
 use crate::server::fast_path::admission::{MAX_HANDSHAKES, TURN_LIMIT, WAITING_FOR_EACH};
@@ -78,4 +78,12 @@ fn the_table_of_limits_has_the_constants() {
         default("Offers that state another address than the server sees"),
         format!("{MISMATCHES} from one network in {minutes} minutes")
     );
+}
+
+#[test]
+fn the_protocol_has_the_age_of_bare_connections() {
+    let text = std::fs::read_to_string(files::root().join("docs/protocol.md")).unwrap();
+    let (_, section) = text.split_once("\n## Bare connections\n").unwrap();
+    let limit = format!("after {} s", BARE_LIMIT.as_secs());
+    assert!(section.contains(&limit), "{limit}");
 }
