@@ -31,7 +31,7 @@ fn a_pool_does_what_is_listed_and_no_more() {
     assert_eq!(found, Surface::from_iter(listed));
 }
 
-/// All public functions that return a pool return this crate's type.
+/// `Channel::pool` and the function `pool` return this crate's type, and not the transport's.
 #[test]
 fn pools_are_of_this_crates_type() {
     let _: fn(&Channel) -> Pool = Channel::pool;
