@@ -18,7 +18,7 @@ use tower::ServiceExt;
 
 use crate::load::{CALL, CallPlan, Kind};
 use crate::named;
-use crate::oracle::Outcome;
+use crate::oracle::{Outcome, is_too_long};
 use crate::pattern::{self, Key};
 use crate::service::{AnyCodec, Message, Part, messages, prefix, whole};
 use crate::world::World;
@@ -41,10 +41,13 @@ pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
         () = drop_after => Outcome::Dropped,
     };
     world.checker.note(|| format!("call {} ends: {outcome:?}", call.id));
+    // Whether it was the response, and not the request, that did not fit its buffer.
+    let too_long = matches!(&outcome, Outcome::Status(status) if is_too_long(status))
+        && !call.request_is_too_long(world.plan.buffers_at_servers());
     world.call_log().ended(call.id, outcome);
     if let Some(land_in) = land_in {
         let down = call.reading != crate::load::Reading::Echo;
-        named::watch(&world, land_in, Key { call: call.id, down, index: 0 }).await;
+        named::watch(&world, land_in, Key { call: call.id, down, index: 0 }, too_long).await;
     }
 }
 

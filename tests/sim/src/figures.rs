@@ -21,6 +21,8 @@ pub struct Figures {
     pub well: u64,
     /// Calls that ended with the status that the plan gave their handler.
     pub as_planned: u64,
+    /// Calls that failed because a buffer was too short, as planned.
+    pub too_long: u64,
     /// Calls that their callers dropped.
     pub dropped: u64,
     /// Calls that their deadlines ended.
@@ -54,6 +56,7 @@ impl Figures {
         self.calls += counts.calls;
         self.well += counts.well;
         self.as_planned += counts.as_planned;
+        self.too_long += counts.too_long;
         self.dropped += counts.dropped;
         self.late += counts.late;
         self.failed += counts.failed;
@@ -85,8 +88,8 @@ impl fmt::Display for Figures {
         writeln!(f, "calls            {} ({} over the fast path)", self.calls, self.fast)?;
         writeln!(
             f,
-            "  ended          {} well, {} with a status as planned, {} dropped by callers, {} by deadlines, {} by faults",
-            self.well, self.as_planned, self.dropped, self.late, self.failed
+            "  ended          {} well, {} with a status as planned, {} because a buffer was too short, {} dropped by callers, {} by deadlines, {} by faults",
+            self.well, self.as_planned, self.too_long, self.dropped, self.late, self.failed
         )?;
         writeln!(f, "faults           {}", self.all_faults())?;
         for (name, count) in &self.faults {

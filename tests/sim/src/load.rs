@@ -154,16 +154,22 @@ impl CallPlan {
         if self.id % 9 == 1 { field / 2 } else { field + self.id % 2 }
     }
 
-    /// Whether the call may fail, because its first response or request is longer than its buffer.
-    /// `at_server` says that the server has buffers for requests.
-    pub(crate) fn may_be_too_long(&self, at_server: bool) -> bool {
+    /// Whether the first response is longer than its buffer.
+    pub(crate) fn response_is_too_long(&self) -> bool {
+        self.has_buffer() && self.is_too_long(self.responses.first())
+    }
+
+    /// Whether the first request is longer than its buffer. `at_server` says that the server has
+    /// buffers for requests.
+    pub(crate) fn request_is_too_long(&self, at_server: bool) -> bool {
         let lands = matches!(self.kind, Kind::Unary | Kind::ClientStreaming)
             && self.server_zero_copy
             && at_server;
-        let response = self.responses.first().filter(|_| self.has_buffer());
-        let request = self.requests.first().filter(|_| lands);
-        let mut fields = response.into_iter().chain(request);
-        fields.any(|field| self.buffer_len(*field) < *field)
+        lands && self.is_too_long(self.requests.first())
+    }
+
+    fn is_too_long(&self, field: Option<&usize>) -> bool {
+        field.is_some_and(|field| self.buffer_len(*field) < *field)
     }
 }
 

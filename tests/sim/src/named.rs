@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tonic_rdma::{FinishError, LandIn, LandRequest};
+use tonic_rdma::{FinishError, LandIn, LandRequest, Outcome, WhyEmpty};
 
 use crate::load::{CALL, CallPlan};
 use crate::pattern::{self, Key};
@@ -41,8 +41,9 @@ pub(crate) fn for_request(world: &World, request: &LandRequest<'_>) -> Option<Ve
 }
 
 /// Waits until a buffer comes back, checks its content, and checks that nothing else writes to it
-/// afterwards. `key` identifies the message that may have landed.
-pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key) {
+/// afterwards. `key` identifies the message that may have landed. `too_long` says that the call
+/// failed because the buffer is too short for this message.
+pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key, too_long: bool) {
     let finished = loop {
         match land_in.finish().await {
             Ok(finished) => break finished,
@@ -51,6 +52,11 @@ pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key
         }
     };
     world.checker.note(|| format!("the buffer of {key:?} is back: {:?}", finished.outcome));
+    let did_not_fit =
+        matches!(finished.outcome, Outcome::Empty { why: WhyEmpty::TooLong { .. }, .. });
+    if too_long && !did_not_fit {
+        world.wrong(format!("{key:?}: it did not fit its buffer: {:?}", finished.outcome));
+    }
     let (mut buffer, filled) = (finished.buffer, finished.outcome.filled());
     if filled > 0 {
         world.check(pattern::check(key, filled, &buffer[..filled]));
@@ -67,7 +73,7 @@ pub(crate) fn watch_request(world: &Arc<World>, land_in: LandIn<Vec<u8>>, call: 
     let world = world.clone();
     world.watches(true);
     tokio::spawn(async move {
-        watch(&world, land_in, Key { call, down: false, index: 0 }).await;
+        watch(&world, land_in, Key { call, down: false, index: 0 }, false).await;
         world.watches(false);
     });
 }

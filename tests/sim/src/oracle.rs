@@ -45,6 +45,8 @@ pub(crate) struct Counts {
     pub(crate) calls: u64,
     pub(crate) well: u64,
     pub(crate) as_planned: u64,
+    /// Calls that failed because a buffer was too short, as planned.
+    pub(crate) too_long: u64,
     pub(crate) dropped: u64,
     pub(crate) late: u64,
     pub(crate) failed: u64,
@@ -144,9 +146,7 @@ impl CallLog {
                 _ => Ok(()),
             };
         }
-        let too_long =
-            status.code() == Code::OutOfRange && status.message().contains("does not fit a buffer");
-        if too_long && call.may_be_too_long(plan.buffers_at_servers()) {
+        if may_be_too_long(plan, call, status) {
             return Ok(());
         }
         let late = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
@@ -181,10 +181,9 @@ impl CallLog {
             counts.calls += 1;
             *match outcome {
                 Outcome::Status(status) if status.code() == Code::Ok => &mut counts.well,
-                Outcome::Status(status)
-                    if status.code() == call.code || status.code() == Code::OutOfRange =>
-                {
-                    &mut counts.as_planned
+                Outcome::Status(status) if status.code() == call.code => &mut counts.as_planned,
+                Outcome::Status(status) if may_be_too_long(plan, call, status) => {
+                    &mut counts.too_long
                 }
                 Outcome::Status(status)
                     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) =>
@@ -197,6 +196,17 @@ impl CallLog {
         }
         counts
     }
+}
+
+/// Whether a call ended because a field is longer than its buffer.
+pub(crate) fn is_too_long(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("does not fit a buffer")
+}
+
+/// Whether a call ended because a field is longer than its buffer, as the plan lets it.
+fn may_be_too_long(plan: &Plan, call: &CallPlan, status: &Status) -> bool {
+    is_too_long(status)
+        && (call.response_is_too_long() || call.request_is_too_long(plan.buffers_at_servers()))
 }
 
 /// Within this time a dead peer is detected, and calls that began before that have ended.

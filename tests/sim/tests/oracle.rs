@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tonic_rdma_fabric::sim::{EndId, Event, InjectedBug, Observer};
 use tonic_rdma_proto::frame::{Composer, Frame};
-use tonic_rdma_sim::{Options, Report, Sabotage, Theme, WireChecker, run};
+use tonic_rdma_sim::{Figures, Options, Report, Sabotage, Theme, WireChecker, run};
 
 fn assert_passed(report: &Report) {
     assert!(
@@ -48,11 +48,15 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn every_theme_has_runs_that_are_well() {
+    let mut figures = Figures::default();
     for theme in Theme::all() {
         for seed in 0..8 {
-            assert_passed(&run(seed, &Options { theme: Some(*theme), ..Options::default() }));
+            let report = run(seed, &Options { theme: Some(*theme), ..Options::default() });
+            assert_passed(&report);
+            figures.add(&report);
         }
     }
+    assert!(figures.too_long > 0, "no buffer was too short:\n{figures}");
 }
 
 /// Injects one bug into the fabric, early and late, and counts the runs in which it occurred and in
