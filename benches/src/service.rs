@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context as _;
 use bytes::{BufMut, Bytes};
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::sync::OnceCell;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
@@ -48,8 +48,8 @@ struct Replies {
     /// The buffers for long requests to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
     context: Context,
-    /// Registers `heap`, and keeps it registered.
-    registered: Arc<OnceLock<JoinHandle<Option<Registered>>>>,
+    /// Keeps `heap` registered.
+    registered: Arc<OnceCell<Option<Registered>>>,
 }
 
 impl Replies {
@@ -71,9 +71,6 @@ impl Replies {
                 self.heap.len()
             )));
         }
-        if self.source == Source::Registered {
-            self.register();
-        }
         let pinned = self.source.is_pool() && tonic_rdma::connect_info(request).path.is_fast();
         let payload = match pinned && (SMALL + 1..=self.max_pinned()).contains(&length) {
             true => self.pinned(request).slice(..length),
@@ -82,17 +79,22 @@ impl Replies {
         Ok(Blob { payload, reply: 0, count: 0 })
     }
 
-    /// The reply to a request, and the remaining work for the buffer in which the request landed. A
-    /// box holds the work, because the size of handlers' futures affects the counts.
+    /// The reply to a request, and the work that remains before the reply can be sent: to register
+    /// its memory, and to put back the buffer in which the request landed. A box holds the work,
+    /// because the size of handlers' futures affects the counts.
     fn exchange(&self, mut request: Request<Blob>) -> Result<(Blob, Option<Rest<'_>>), Status> {
         let reply = self.reply(&request)?;
         let land_in = request.extensions_mut().remove::<LandIn<LandableBuf>>();
         let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) else {
-            return Ok((reply, None));
+            return Ok((reply, self.register()));
         };
         let payload = &request.get_ref().payload;
         let (len, at) = (payload.len(), payload.as_ptr().addr());
+        let registers = self.register();
         let rest = async move {
+            if let Some(registers) = registers {
+                registers.await?;
+            }
             let back = buffers.put_back(land_in, len, at).await;
             back.map_err(|error| Status::internal(format!("{error:#}")))
         };
@@ -103,17 +105,20 @@ impl Replies {
         self.source.max_pinned().min(self.heap.len())
     }
 
-    /// Registers the memory of replies with the first request, when the devices are in use.
-    fn register(&self) {
-        self.registered.get_or_init(|| {
-            let (context, heap) = (self.context.clone(), self.heap.clone());
-            tokio::spawn(async move {
-                let registered = context.register(heap).await;
-                registered
-                    .inspect_err(|error| eprintln!("replies come from the heap: {error}"))
-                    .ok()
-            })
-        });
+    /// Registers the memory of replies before the first reply, when the devices are in use. `None`
+    /// if nothing is to be registered.
+    fn register(&self) -> Option<Rest<'_>> {
+        if self.source != Source::Registered || self.registered.initialized() {
+            return None;
+        }
+        let register = || async {
+            let registered = self.context.register(self.heap.clone()).await;
+            registered.inspect_err(|error| eprintln!("replies come from the heap: {error}")).ok()
+        };
+        Some(Box::pin(async move {
+            self.registered.get_or_init(register).await;
+            Ok(())
+        }))
     }
 
     fn pinned(&self, request: &Request<Blob>) -> Bytes {
@@ -131,8 +136,8 @@ impl Replies {
         self.pinned.get_or_init(make).clone()
     }
 
-    fn replies(&self, request: &Request<Blob>) -> Result<BlobStream, Status> {
-        let reply = self.reply(request)?;
+    fn replies(&self, request: Request<Blob>) -> Result<BlobStream, Status> {
+        let reply = self.reply(&request)?;
         if request.get_ref().count == 0 {
             return Ok(Box::pin(tokio_stream::pending()));
         }
@@ -167,7 +172,11 @@ macro_rules! serve {
                     &self,
                     request: Request<Blob>,
                 ) -> Result<Response<BlobStream>, Status> {
-                    Ok(Response::new(self.replies(&request)?))
+                    let replies = self.replies(request)?;
+                    if let Some(registers) = self.register() {
+                        registers.await?;
+                    }
+                    Ok(Response::new(replies))
                 }
             }
 
