@@ -25,8 +25,9 @@ pub async fn a_hole_is_survived(log: Log) {
         test.endpoint(test.at).context(set(Context::builder().device(&device)).build())
     };
     let hastier = with(|context| context.ack_retries(1)).connect().await.unwrap();
-    let patient = with(|context| context.ack_timeout(Duration::from_secs(1)));
-    let patient = patient.connect().await.unwrap();
+    // The endpoints hold the contexts, whose devices are closed with the channels.
+    let set = |context: ContextBuilder| context.ack_timeout(Duration::from_secs(1));
+    let patient = with(set).connect().await.unwrap();
     let call = async |channel: &Channel| {
         client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 10)).await
     };
