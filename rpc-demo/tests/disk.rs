@@ -104,8 +104,9 @@ fn large_files_go_past_the_page_cache() {
     assert!(number(&get["costs"], "direct_written_bytes") > most, "{get}");
 }
 
-/// Once tonic has seen the lengths, no processor copies lent data between disk and disk. Data that
-/// a device has written is copied once, before it is checked.
+/// After a first transfer, from which tonic knows the lengths of the messages, lent data gets from
+/// the client's disk to the server's without a copy by a processor. Data that a device has written
+/// is copied once, before it is checked.
 #[test]
 fn no_processor_copies_what_is_lent() {
     let [lent, written, settled] = put_counted([true, true]);

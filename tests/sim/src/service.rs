@@ -73,7 +73,8 @@ impl Service<Request<Body>> for Planned {
             };
             world.checker.note(|| format!("call {} is served", call.id));
             world.call_log().served(call.id);
-            // `/sim.Planned/Unary`, or `/sim.Planned/UnaryZero` for the zero-copy codec.
+            // The path is `/sim.Planned/` and a kind of call, such as `Unary`. `Zero` follows the
+            // kind for the zero-copy codec. `Raw` uses no codec.
             let method = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
             Ok(match method.strip_suffix("Zero") {
                 _ if method == "Raw" => raw(world, call, req).await,

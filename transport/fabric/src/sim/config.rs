@@ -30,7 +30,7 @@ pub struct SimConfig {
     /// be. On simulated devices this setting decides, and the lending of the context has no effect.
     /// Default false.
     pub lends_pool: bool,
-    /// Whether memory that a peer has lent may be lent again. Default false.
+    /// Whether memory that a peer has lent may be lent on to others. Default false.
     pub lends_on: bool,
     /// Maximum depth of a send queue, at least 4. Default: no maximum.
     pub send_queue: Option<u32>,

@@ -1,6 +1,6 @@
 //! Memory that the ends of a simulated connection have lent each other. Both ends are in one
 //! process, so the reader accesses the lender's memory itself, and nothing is mapped. Memory that
-//! may be lent again is registered with the reader's pool while it is read.
+//! the reader may lend on to others is registered with the reader's pool while it is read.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -26,7 +26,8 @@ pub(super) struct Counters {
     pub(super) links: AtomicU64,
 }
 
-/// The settings, counts and generators of a network, its observer, and the rules broken on it.
+/// The state of a simulated network: its settings, what it counts, the counters from which ports,
+/// random draws and addresses are made, its observer, and the rules that were broken on it.
 pub(super) struct NetState {
     pub(super) config: SimConfig,
     pub(super) counters: Counters,

@@ -1,4 +1,4 @@
-//! Receives payload, from the connection's landing memory to its reader.
+//! Passes received payload from the connection's landing memory to the stream's reader.
 //!
 //! | file | what |
 //! |---|---|

@@ -158,7 +158,8 @@ impl LinkIo {
     }
 
     /// Posts the protocol's messages and WRITEs within the limits of `flush`, and rings the
-    /// doorbell. `closing` says that the connection's end waits for its last message.
+    /// doorbell. `closing` says that the connection is closing. Each SEND then reports its
+    /// completion, because the connection ends only after its last message has been sent.
     pub(crate) fn post(
         &mut self,
         conn: &mut Connection,
