@@ -46,7 +46,7 @@ impl Greeter for Third {
             *call
         };
         match &self.dropped {
-            // Of a hedged pair of calls, only the first stays unanswered.
+            // The server leaves only the first call of a hedged pair unanswered.
             Some(dropped) if call < 2 => {
                 let _tells = TellsWhenDropped(dropped.clone());
                 pending().await
